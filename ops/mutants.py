@@ -287,14 +287,14 @@ MUTANTS = (
     ),
     Mutant(
         "a rank that ended is waited for",
-        "runtime/launcher/ending/stall.py",
+        "runtime/launcher/failures/stall.py",
         "if isinstance(state, _InRun) or state.reason == _NOT_IN_RUN.reason:",
         "if isinstance(state, _InRun):",
         STALLS,
     ),
     Mutant(
         "a rank that never comes is no stall",
-        "runtime/launcher/ending/stall.py",
+        "runtime/launcher/failures/stall.py",
         "for rank, _ in absent)) >= self.timeout_s:",
         "for rank, _ in absent)) >= 1000 * self.timeout_s:",
         STALLS,

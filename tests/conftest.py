@@ -49,6 +49,7 @@ TIERS = {
     "tests/equality/test_in_memory.py": "graph",
     "tests/equality/": "job",
     "tests/runtime/guard/": "job",
+    "tests/runtime/sums/": "job",
     "tests/book/": "job",
     "tests/keras/test_fit_jobs.py": "job",
     "tests/keras/test_stage_jobs.py": "job",

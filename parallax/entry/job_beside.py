@@ -19,14 +19,14 @@ from parallax.entry.planned_call import check_outputs, checked_call, checked_clu
 from parallax.plans.plan import Plan
 from parallax.report.plan_table import plan_table
 from parallax.runtime.before_launch import check_launching
-from parallax.runtime.launcher.ending.ending_signals import add_sigterm_to
+from parallax.runtime.launcher.failures.ending_signals import add_sigterm_to
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import Contact, JobEnd, launch
 from parallax.runtime.launcher.output.relay import bytes_of
 from parallax.runtime.launcher.restarts.restart_loop import RestartOptions, launch_restarting
 from parallax.runtime.launcher.restarts.spare import HeldStream, RunningJob
 from parallax.runtime.make_job import job_with, message_of, message_without_plan, of_workers
-from parallax.runtime.planned_job import check_restarts, standing_by
+from parallax.runtime.planned_job import check_restarts, standby
 from parallax.runtime.verify.first import check_comparable
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
@@ -142,13 +142,13 @@ class JobBeside:
             return launch(job, own_out or out, own_errors or errors, contact)
 
         hosts = _addresses_of(job.cluster)
-        spare = None if asked.no_spare else standing_by(runs_script=False)
+        spare = None if asked.no_spare else standby(runs_script=False)
         wanted = self._is_restart_wanted
         options = RestartOptions(
             asked.max_restarts,
             asked.min_hosts,
             has_checkpoints=config.ckpt_config.keeps_state,
-            standing_by=spare,
+            standby=spare,
             is_driven=True,
             is_wanted=wanted,
         )

@@ -14,10 +14,10 @@ from parallax.functions.tracing.traced_values import InFile, bytes_of, initial_o
 from parallax.keras.libraries import library_of
 from parallax.keras.steps import variables_of
 from parallax.keras.training import training_of
-from parallax.runtime.checkpoint.files.bundle import Bundle
-from parallax.runtime.checkpoint.files.folder import absolute, file_errors
-from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, chunks, slice_text
-from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.runtime.checkpoint.format.bundle import Bundle
+from parallax.runtime.checkpoint.format.folder import absolute, file_errors
+from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, chunks, slice_text
+from parallax.runtime.checkpoint.format.writer import Writer
 from parallax.runtime.launcher.restarts.waiting_job import end_use
 
 _WRITABLE = "Free space there, or name another folder."

@@ -22,10 +22,10 @@ from parallax.functions.tracing.batch_statistics import statistics_of
 from parallax.functions.tracing.traced_values import limit_whole
 from parallax.functions.variables import check_folder
 from parallax.keras import keras3
-from parallax.keras.batches import prepare_model
-from parallax.keras.evaluating import LastFit, read_call, run_call
+from parallax.keras.evaluation import LastFit, read_call, run_call
 from parallax.keras.fitting import FitCall, read_fit, run_fit, take_state
 from parallax.keras.libraries import library_of, tf_keras
+from parallax.keras.train_on_batch import prepare_model
 from parallax.keras.training import training_of
 from parallax.report.logger import log
 from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job

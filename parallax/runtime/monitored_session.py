@@ -27,7 +27,7 @@ from parallax.base.types import (
     Variable,
 )
 from parallax.runtime.checkpoint.checkpoints import Checkpoints, checkpoints
-from parallax.runtime.checkpoint.files.stored_tensors import variable_op
+from parallax.runtime.checkpoint.format.stored_tensors import variable_op
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook
 from parallax.runtime.checkpoint.positions import keep_positions
 from parallax.runtime.checkpoint.step_runs import StepRuns

@@ -117,13 +117,13 @@ def _launch_planned(
         return jobs[chosen]
 
     has_checkpoints = config.ckpt_config.keeps_state
-    spare = None if asked.no_spare else standing_by()
+    spare = None if asked.no_spare else standby()
     is_behind = config.ckpt_config.memory_steps is not None
     options = RestartOptions(asked.max_restarts, asked.min_hosts, has_checkpoints, is_behind, spare)
     return launch_restarting(options, addresses, job_on, launch)
 
 
-def standing_by(runs_script: bool = True) -> tuple[str, str]:
+def standby(runs_script: bool = True) -> tuple[str, str]:
     """The variable, with its value, that makes processes of a spare job import and wait.
 
     Args:

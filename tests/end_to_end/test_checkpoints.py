@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.runtime.checkpoint.files.bundle import Bundle
-from parallax.runtime.checkpoint.files.chain import chain_of
-from parallax.runtime.checkpoint.files.links import HEADER
+from parallax.runtime.checkpoint.format.bundle import Bundle
+from parallax.runtime.checkpoint.format.chain import chain_of
+from parallax.runtime.checkpoint.format.links import HEADER
 from parallax.runtime.launcher.launch import EXIT_PREEMPTED
 
 pytestmark = pytest.mark.timeout(300)

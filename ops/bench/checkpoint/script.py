@@ -24,8 +24,8 @@ import parallax
 from ops.bench.checkpoint.command import LINE
 from parallax.runtime.checkpoint.beside_training import BesideTraining
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.files.bundle import Bundle
-from parallax.runtime.checkpoint.files.stored_tensors import chunks
+from parallax.runtime.checkpoint.format.bundle import Bundle
+from parallax.runtime.checkpoint.format.stored_tensors import chunks
 from parallax.runtime.checkpoint.hook import CheckpointHook
 
 BATCH, IDS, HIDDEN, WARM, BEFORE = 128, 10, 64, 10, 40

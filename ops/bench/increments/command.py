@@ -51,10 +51,10 @@ def report(folder: Path, wanted: int, last_step: int) -> list[str]:
         wanted: how many increments the chain must have.
         last_step: of the last increment and the last whole checkpoint.
     """
-    from parallax.runtime.checkpoint.files.bundle import Bundle
-    from parallax.runtime.checkpoint.files.chain import chain_of
-    from parallax.runtime.checkpoint.files.links import HEADER
-    from parallax.runtime.checkpoint.files.stored_rows import ranges_of, read_rows, stored_parts
+    from parallax.runtime.checkpoint.format.bundle import Bundle
+    from parallax.runtime.checkpoint.format.chain import chain_of
+    from parallax.runtime.checkpoint.format.links import HEADER
+    from parallax.runtime.checkpoint.format.stored_rows import ranges_of, read_rows, stored_parts
 
     chain, whole = chain_of(str(folder / f"increment-{last_step}")), Bundle(str(folder / f"model.ckpt-{last_step}"))
     if len(chain.increments) != wanted:

@@ -24,7 +24,7 @@ from parallax.functions.tracing.step_graph import GraphStep, StepGraph
 from parallax.functions.tracing.traced_values import InFile, bytes_of
 from parallax.report.logger import log
 from parallax.report.text import bytes_text
-from parallax.runtime.checkpoint.files.stored_tensors import groups
+from parallax.runtime.checkpoint.format.stored_tensors import groups
 
 _RULES = ("mean", "rows", "same", "whole")
 """The combination rules, in the order of `WantedResults`."""

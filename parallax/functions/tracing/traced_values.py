@@ -21,8 +21,8 @@ from parallax.base.errors import SessionError
 from parallax.base.types import Argument, Array, Handle, PortableValue, Value, Variable
 from parallax.functions.tracing.handles import HandleWatch, watch_handle
 from parallax.report.text import bytes_text
-from parallax.runtime.checkpoint.files.bundle import Bundle
-from parallax.runtime.checkpoint.files.writer import run
+from parallax.runtime.checkpoint.format.bundle import Bundle
+from parallax.runtime.checkpoint.format.writer import run
 from parallax.transform.row_range import range_of_rows
 
 _TOO_LARGE = (

@@ -18,7 +18,7 @@ from parallax.base.errors import CheckpointError
 from parallax.base.types import Comm, Session
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.collective_write import CheckpointResult, check_one_step, write_contents
-from parallax.runtime.checkpoint.files.links import Header
+from parallax.runtime.checkpoint.format.links import Header
 from parallax.runtime.checkpoint.rows.freeze import CannotFreeze, Freezer, Image, freezer
 from parallax.runtime.supervisor.control import tell_saved
 

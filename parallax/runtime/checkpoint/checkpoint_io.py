@@ -19,16 +19,16 @@ import tensorflow as tf
 from parallax.base.errors import CheckpointError
 from parallax.base.types import Comm, Session
 from parallax.runtime.checkpoint.collective_write import CheckpointResult, check_one_step, on_worker_0, write_contents
-from parallax.runtime.checkpoint.files.bundle import Bundle
-from parallax.runtime.checkpoint.files.chain import States
-from parallax.runtime.checkpoint.files.folder import INCREMENT, Retention, absolute, file_errors, list_prefixes
-from parallax.runtime.checkpoint.files.folder_owner import FolderClaim
-from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
-from parallax.runtime.checkpoint.files.links import Header
-from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint
-from parallax.runtime.checkpoint.files.stored_rows import Readable, check_fits, ranges_of, read_rows
-from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES
-from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.runtime.checkpoint.format.bundle import Bundle
+from parallax.runtime.checkpoint.format.chain import States
+from parallax.runtime.checkpoint.format.folder import INCREMENT, Retention, absolute, file_errors, list_prefixes
+from parallax.runtime.checkpoint.format.folder_owner import FolderClaim
+from parallax.runtime.checkpoint.format.folder_watch import FolderWatch
+from parallax.runtime.checkpoint.format.links import Header
+from parallax.runtime.checkpoint.format.sorted_string_table import DamagedCheckpoint
+from parallax.runtime.checkpoint.format.stored_rows import Readable, check_fits, ranges_of, read_rows
+from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES
+from parallax.runtime.checkpoint.format.writer import Writer
 from parallax.runtime.checkpoint.rows.touched_tables import Marks
 from parallax.runtime.checkpoint.rows.variable_rows import RowsOnServers, StoredVariable
 from parallax.runtime.worker.barrier import barrier

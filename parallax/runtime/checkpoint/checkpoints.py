@@ -17,9 +17,9 @@ from parallax.report.logger import log
 from parallax.report.show import show
 from parallax.runtime.checkpoint.beside_training import BesideTraining, beside_training
 from parallax.runtime.checkpoint.checkpoint_io import Storage
-from parallax.runtime.checkpoint.files.folder import Retention, absolute
-from parallax.runtime.checkpoint.files.folder_owner import claim_of
-from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, stored_variables, variable_op
+from parallax.runtime.checkpoint.format.folder import Retention, absolute
+from parallax.runtime.checkpoint.format.folder_owner import claim_of
+from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, stored_variables, variable_op
 from parallax.runtime.checkpoint.positions import KeptPositions
 from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places

@@ -18,11 +18,11 @@ import tensorflow as tf
 
 from parallax.base.errors import CheckpointError
 from parallax.base.types import Comm, Session
-from parallax.runtime.checkpoint.files.chain import delete_others, delete_strays
-from parallax.runtime.checkpoint.files.folder import NotWritten, file_errors, is_full, list_prefixes, reason
-from parallax.runtime.checkpoint.files.folder_owner import FolderInUse
-from parallax.runtime.checkpoint.files.links import Header
-from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.runtime.checkpoint.format.chain import delete_others, delete_strays
+from parallax.runtime.checkpoint.format.folder import NotWritten, file_errors, is_full, list_prefixes, reason
+from parallax.runtime.checkpoint.format.folder_owner import FolderInUse
+from parallax.runtime.checkpoint.format.links import Header
+from parallax.runtime.checkpoint.format.writer import Writer
 from parallax.runtime.checkpoint.rows.contents import Content, Contents
 from parallax.runtime.checkpoint.rows.freeze import Loss
 from parallax.runtime.worker.barrier import barrier

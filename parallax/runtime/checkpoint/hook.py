@@ -31,8 +31,8 @@ from parallax.report.logger import log
 from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.collective_write import CheckpointResult
-from parallax.runtime.checkpoint.files.folder import NotWritten
-from parallax.runtime.checkpoint.files.links import Header
+from parallax.runtime.checkpoint.format.folder import NotWritten
+from parallax.runtime.checkpoint.format.links import Header
 from parallax.runtime.checkpoint.step_runs import StepRuns
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.runtime.worker.barrier import barrier

@@ -20,12 +20,12 @@ from parallax.base.errors import CheckpointError
 from parallax.base.types import Array, Comm, Operation, Session, Tensor
 from parallax.graph.ownership import Ownership
 from parallax.report.text import first_named
-from parallax.runtime.checkpoint.files.chain import States, state_of
-from parallax.runtime.checkpoint.files.folder import absolute, file_errors
-from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
-from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint
-from parallax.runtime.checkpoint.files.stored_rows import Readable
-from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS, CheckpointEntry
+from parallax.runtime.checkpoint.format.chain import States, state_of
+from parallax.runtime.checkpoint.format.folder import absolute, file_errors
+from parallax.runtime.checkpoint.format.folder_watch import FolderWatch
+from parallax.runtime.checkpoint.format.sorted_string_table import DamagedCheckpoint
+from parallax.runtime.checkpoint.format.stored_rows import Readable
+from parallax.runtime.checkpoint.format.stored_tensors import OWN_KEYS, CheckpointEntry
 from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from parallax.base.types import ArrayOnWorker0, Comm, Graph
 from parallax.runtime.checkpoint.checkpoint_io import Storage
-from parallax.runtime.checkpoint.files.folder import absolute
-from parallax.runtime.checkpoint.files.folder_owner import claim_of
-from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, chunks, groups, stored_variables
+from parallax.runtime.checkpoint.format.folder import absolute
+from parallax.runtime.checkpoint.format.folder_owner import claim_of
+from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, chunks, groups, stored_variables
 from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable, WholeVariable, whole_of

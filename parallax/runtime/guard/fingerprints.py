@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.base.types import DType, Handle, Operation, Tensor
-from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, chunks
+from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, chunks
 from parallax.runtime.checkpoint.rows.row_ops import up_to_date
 from parallax.runtime.guard.watched_variables import WatchedVariable, size_bytes
 

@@ -35,8 +35,8 @@ from functools import partial
 from typing import IO, BinaryIO
 
 from parallax.runtime.launcher.early_server import take_early_server
-from parallax.runtime.launcher.ending.cause import EndCause, Progress
-from parallax.runtime.launcher.ending.end_of_job import (
+from parallax.runtime.launcher.failures.cause import EndCause, Progress
+from parallax.runtime.launcher.failures.end_of_job import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     GRACE_S,
@@ -51,8 +51,8 @@ from parallax.runtime.launcher.ending.end_of_job import (
     new_job,
     step,
 )
-from parallax.runtime.launcher.ending.ending_signals import ENDING, caught_signals
-from parallax.runtime.launcher.ending.outcome import Ending
+from parallax.runtime.launcher.failures.ending_signals import ENDING, caught_signals
+from parallax.runtime.launcher.failures.outcome import Ending
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.job_input import JobInput
 from parallax.runtime.launcher.mpirun import mpirun_argv, mpirun_environment, passes_preemption_on, this_launcher

@@ -11,7 +11,7 @@ from parallax.analysis.whatif.memory import FixedMemory, HostMemory
 from parallax.cluster.machines import Cluster
 from parallax.plans.memory import MACHINE, RESOURCE_FILE, MemoryPlan
 from parallax.plans.plan import Plan
-from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES
+from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES
 from parallax.runtime.measure.memory import base_bytes, launcher_bytes, machine_bytes
 from parallax.settings.config import Config
 

@@ -16,7 +16,7 @@ from parallax.report.logger import log
 from parallax.report.show import show
 from parallax.report.text import bytes_text, first_named
 from parallax.runtime.checkpoint.checkpoints import step_tensor
-from parallax.runtime.checkpoint.files.stored_tensors import stored_variables
+from parallax.runtime.checkpoint.format.stored_tensors import stored_variables
 from parallax.runtime.checkpoint.positions import KeptPositions
 from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places

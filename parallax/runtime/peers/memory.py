@@ -13,7 +13,7 @@ from parallax.base.types import Comm, Graph
 from parallax.graph.spec import GraphSpec
 from parallax.report.logger import log
 from parallax.runtime.checkpoint.checkpoints import step_tensor
-from parallax.runtime.checkpoint.files.stored_tensors import stored_variables
+from parallax.runtime.checkpoint.format.stored_tensors import stored_variables
 from parallax.runtime.checkpoint.positions import KeptPositions
 from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places

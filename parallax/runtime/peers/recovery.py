@@ -19,7 +19,7 @@ from tensorflow.core.framework.tensor_pb2 import TensorProto
 from parallax.base.errors import CheckpointError
 from parallax.base.types import Array, ArrayOnWorker0, Comm, Picklable, Session, Value
 from parallax.graph.ownership import Ownership
-from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, CheckpointEntry, chunks
+from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, CheckpointEntry, chunks
 from parallax.runtime.checkpoint.positions import NAMES, WORKERS, StoredPositions
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
 from parallax.runtime.peers.choice import ChosenSet, choose_set, newest_generation

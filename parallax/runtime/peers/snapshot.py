@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from parallax.base.errors import CheckpointError
 from parallax.base.types import Comm, Handle, Operation, Session, Tensor, Value
-from parallax.runtime.checkpoint.files.stored_tensors import chunks
+from parallax.runtime.checkpoint.format.stored_tensors import chunks
 from parallax.runtime.checkpoint.rows.row_ops import RowOps
 from parallax.runtime.checkpoint.rows.touched_tables import Marks
 from parallax.runtime.checkpoint.rows.variable_rows import (

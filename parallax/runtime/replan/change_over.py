@@ -25,7 +25,7 @@ from parallax.base.types import Graph, GraphDef
 from parallax.plans.plan import Plan
 from parallax.plans.sum_methods import SumRules
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.peers.hook import PeerMemory

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from parallax.base.types import Comm, Operation, Session, Tensor, Value
 from parallax.graph.view import GraphView
-from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES, CheckpointEntry, chunks
+from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, CheckpointEntry, chunks
 from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable

@@ -20,7 +20,6 @@ from parallax.runtime.launcher.launch import launch
 from parallax.runtime.supervisor.sealed_files import read_file_value
 from parallax.runtime.verify.claim_records import PLAN_FILE, keep_claims, walk_of
 from parallax.runtime.verify.draws import draws_of, hidden_text, keep_draws
-from parallax.runtime.verify.judging import OTHERS, OWN, ArrayPair, judge, measure
 from parallax.runtime.verify.sides import (
     AFTER_FILE,
     BEFORE_FILE,
@@ -34,6 +33,7 @@ from parallax.runtime.verify.sides import (
 from parallax.runtime.verify.single import OneProcess, check_fits, joined_batch
 from parallax.runtime.verify.table import status, table_text, verdict_text
 from parallax.runtime.verify.trials import Trials
+from parallax.runtime.verify.verdicts import OTHERS, OWN, ArrayPair, judge, measure
 from parallax.runtime.worker.session.feeds import named_batch, train_op
 from parallax.settings.environment import Role, Settings, environment_with
 
@@ -81,7 +81,7 @@ def prepare(
 
 
 def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], wanted: Settings) -> int:
-    """Runs both sides and prints the verdict of every variable and slot (judging.py describes the rule).
+    """Runs both sides and prints the verdict of every variable and slot (verdicts.py describes the rule).
 
     Args:
         job: the workers' side.

@@ -19,10 +19,10 @@ from parallax.base.errors import ConfigError, GraphError
 from parallax.base.types import Value
 from parallax.plans.plan import Plan
 from parallax.report.show import show
-from parallax.runtime.verify.judging import OTHERS, OWN, ArrayVerdict, judge, measure
 from parallax.runtime.verify.sides import digest, margin_of, rounding_of, tolerance_of
 from parallax.runtime.verify.single import OneProcess, Values, joined_batch, variables_of
 from parallax.runtime.verify.table import is_wrong, table_text, verdict_text
+from parallax.runtime.verify.verdicts import OTHERS, OWN, ArrayVerdict, judge, measure
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.runtime.worker.session.fetches import Request

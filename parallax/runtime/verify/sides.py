@@ -25,9 +25,9 @@ from parallax.runtime.supervisor.sealed_files import write_value
 from parallax.runtime.verify.claim_records import KEPT_FILE, PLAN_FILE, START_FILE, ClaimGroups, save, walk_of
 from parallax.runtime.verify.claims import Claims
 from parallax.runtime.verify.draws import joined_draws, kept_draws
-from parallax.runtime.verify.judging import HALF_MARGIN, MARGIN
 from parallax.runtime.verify.single import OneProcess, joined_batch, variables_of
 from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, try_claims
+from parallax.runtime.verify.verdicts import HALF_MARGIN, MARGIN
 from parallax.runtime.worker.session.feeds import (
     Feeds,
     missing_feeds,

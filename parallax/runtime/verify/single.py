@@ -16,7 +16,7 @@ from parallax.analysis.stages import AnalysedGraph
 from parallax.base.errors import ConfigError, GraphError
 from parallax.base.types import Array, Graph, GraphDef, Operation, Session, Value, Variable
 from parallax.graph.spec import VariableClass
-from parallax.runtime.verify.judging import OTHERS, OWN, VARIABLES
+from parallax.runtime.verify.verdicts import OTHERS, OWN, VARIABLES
 from parallax.runtime.worker.session.bfloat16 import options_with
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.seeds import set_seeds
@@ -166,7 +166,7 @@ class OneProcess:
         rounding: float,
         start: Values | None = None,
     ) -> dict[str, float]:
-        """The change of `runs`' changes when the steps start from perturbed values; see judging.py.
+        """The change of `runs`' changes when the steps start from perturbed values; see verdicts.py.
 
         Args:
             fetches: the fetches of a step.

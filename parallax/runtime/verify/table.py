@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parallax.report.text import in_columns, pluralize
-from parallax.runtime.verify.judging import ArrayVerdict, Verdict
+from parallax.runtime.verify.verdicts import ArrayVerdict, Verdict
 
 FOLDED_FROM = 40
 """The number of arrays from which equal ones are summarised by kind."""

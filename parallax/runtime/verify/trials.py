@@ -1,6 +1,6 @@
 """Checks the claims of a verification: the one process takes each step from the workers' values, and both are compared.
 
-A difference is allowed up to the larger of CLAIM_TOLERANCE and `judging.MARGIN` times the noise: how far the one
+A difference is allowed up to the larger of CLAIM_TOLERANCE and `verdicts.MARGIN` times the noise: how far the one
 process, taken as the only worker, is from the claim when it starts with trained variables perturbed by a rounding. If
 that is so much that one worker's part could be missing undetected (half of 1/W), the claim gets no verdict.
 """

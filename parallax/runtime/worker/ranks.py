@@ -23,7 +23,7 @@ from parallax.cluster.team_names import HOST, REPLICA, STAGE
 from parallax.runtime.supervisor.control import host_address
 from parallax.runtime.supervisor.preload import listening_on, prove_to
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
-from parallax.runtime.worker.standing_by import stand_by
+from parallax.runtime.worker.standby import stand_by
 from parallax.runtime.worker.teams import Teams
 from parallax.runtime.worker.worker_folders import WorkerFolders
 from parallax.settings.environment import reach_directly, settings

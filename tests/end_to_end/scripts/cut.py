@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 from parallax.runtime.checkpoint import checkpoints
-from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.runtime.checkpoint.format.writer import Writer
 from parallax.runtime.checkpoint.hook import CheckpointHook
 from tests.equality.models import OPTIMIZERS
 

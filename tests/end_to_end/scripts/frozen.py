@@ -14,8 +14,8 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 from parallax.runtime.checkpoint import checkpoints
-from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS
-from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.runtime.checkpoint.format.stored_tensors import OWN_KEYS
+from parallax.runtime.checkpoint.format.writer import Writer
 from parallax.runtime.checkpoint.hook import CheckpointHook
 
 folder = Path(sys.argv[1])

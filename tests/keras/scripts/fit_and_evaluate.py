@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import parallax
 import parallax.keras
-from parallax.keras import evaluating
+from parallax.keras import evaluation
 
 KIND, folder = sys.argv[1], Path(sys.argv[2])
 if KIND == "large":
@@ -21,7 +21,7 @@ if KIND == "large":
     parallax.keras.use(None, parallax.Config(tables=tables))
 elif KIND == "workers":
     parallax.keras.use()
-    evaluating._WORTH_S = -1e9
+    evaluation._WORTH_S = -1e9
 keras.utils.set_random_seed(2)
 random = np.random.default_rng(1)
 ids, x = random.integers(0, 60, [50, 3]), random.normal(size=[50, 4]).astype("float32")

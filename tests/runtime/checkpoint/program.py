@@ -44,10 +44,10 @@ from parallax.base.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
 from parallax.runtime.checkpoint.beside_training import _InProgress, beside_training  # noqa: E402
 from parallax.runtime.checkpoint.checkpoint_io import Storage  # noqa: E402
-from parallax.runtime.checkpoint.files.bundle import Bundle  # noqa: E402
-from parallax.runtime.checkpoint.files.folder import FilesFailed, Retention, latest  # noqa: E402
-from parallax.runtime.checkpoint.files.stored_tensors import stored_variables  # noqa: E402
-from parallax.runtime.checkpoint.files.writer import Writer  # noqa: E402
+from parallax.runtime.checkpoint.format.bundle import Bundle  # noqa: E402
+from parallax.runtime.checkpoint.format.folder import FilesFailed, Retention, latest  # noqa: E402
+from parallax.runtime.checkpoint.format.stored_tensors import stored_variables  # noqa: E402
+from parallax.runtime.checkpoint.format.writer import Writer  # noqa: E402
 from parallax.runtime.checkpoint.rows import freeze  # noqa: E402
 from parallax.runtime.checkpoint.rows.access_to_rows import hold  # noqa: E402
 from parallax.runtime.checkpoint.rows.freeze import CannotFreeze  # noqa: E402

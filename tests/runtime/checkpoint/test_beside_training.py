@@ -20,9 +20,9 @@ from parallax.base.errors import CheckpointError
 from parallax.runtime.checkpoint.beside_training import BesideTraining
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.files.folder import latest
-from parallax.runtime.checkpoint.files.stored_tensors import stored_variables
-from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.runtime.checkpoint.format.folder import latest
+from parallax.runtime.checkpoint.format.stored_tensors import stored_variables
+from parallax.runtime.checkpoint.format.writer import Writer
 from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.freeze import FrozenValue, freezer

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.dealing import deal, rounds, run_of
 from parallax.runtime.checkpoint.rows.variable_rows import RowsOnServers, ShardedRows
 

@@ -18,7 +18,7 @@ from parallax.entry import cli
 from parallax.graph.view import GraphView
 from parallax.runtime.checkpoint.commands.export import export_model, export_plain
 from parallax.runtime.checkpoint.commands.forward import forward_graph, output_candidates
-from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS
+from parallax.runtime.checkpoint.format.stored_tensors import OWN_KEYS
 
 v1 = tf.compat.v1
 FOLDER_BYTES = 64  # four rows of `emb` in a chunk

@@ -13,12 +13,12 @@ from parallax.base.errors import ConfigError
 from parallax.graph.batches import mark_batch
 from parallax.graph.view import GraphView
 from parallax.runtime.checkpoint.checkpoints import check_global_step
-from parallax.runtime.checkpoint.files.bundle import Bundle
-from parallax.runtime.checkpoint.files.folder import latest
-from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint
-from parallax.runtime.checkpoint.files.stored_rows import copy, stored_parts
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry, chunks, stored_variables
-from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.runtime.checkpoint.format.bundle import Bundle
+from parallax.runtime.checkpoint.format.folder import latest
+from parallax.runtime.checkpoint.format.sorted_string_table import DamagedCheckpoint
+from parallax.runtime.checkpoint.format.stored_rows import copy, stored_parts
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry, chunks, stored_variables
+from parallax.runtime.checkpoint.format.writer import Writer
 from parallax.runtime.checkpoint.step_runs import _writers
 from parallax.settings.parts import CheckPointConfig
 

@@ -15,9 +15,9 @@ import pytest
 import tensorflow as tf
 
 from parallax.runtime.checkpoint import checkpoint_io
-from parallax.runtime.checkpoint.files import folder, folder_owner, writer
-from parallax.runtime.checkpoint.files.folder_owner import claim_of
-from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
+from parallax.runtime.checkpoint.format import folder, folder_owner, writer
+from parallax.runtime.checkpoint.format.folder_owner import claim_of
+from parallax.runtime.checkpoint.format.folder_watch import FolderWatch
 from parallax.runtime.supervisor.control import CONTROL_FD, OVERDUE, unseal
 from tests.runtime.checkpoint.test_owner import LIMITS
 from tests.runtime.checkpoint.test_storage import job, loaded_step, save

@@ -18,11 +18,11 @@ from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.collective_write import CheckpointResult
 from parallax.runtime.checkpoint.commands.command import compact
-from parallax.runtime.checkpoint.files.bundle import Bundle
-from parallax.runtime.checkpoint.files.chain import chain_of, increments_in, state_of
-from parallax.runtime.checkpoint.files.folder import FilesFailed, Retention, candidates
-from parallax.runtime.checkpoint.files.links import HEADER
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.format.bundle import Bundle
+from parallax.runtime.checkpoint.format.chain import chain_of, increments_in, state_of
+from parallax.runtime.checkpoint.format.folder import FilesFailed, Retention, candidates
+from parallax.runtime.checkpoint.format.links import HEADER
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.runtime.checkpoint.positions import NAMES, WORKERS, _digest, read_positions
 from parallax.runtime.checkpoint.rows.touched_tables import Marks, Succession
@@ -268,7 +268,7 @@ def test_rows_of_an_increment_that_could_not_be_written_are_not_lost(tmp_path: P
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("parallax.runtime.checkpoint.files.writer.run", full)
+        patched.setattr("parallax.runtime.checkpoint.format.writer.run", full)
         with pytest.raises(FilesFailed):
             job.save()
     assert job.both.any()

@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 from parallax.base.errors import CheckpointError
-from parallax.runtime.checkpoint.files import bundle as bundle_module
-from parallax.runtime.checkpoint.files.bundle import Bundle
-from parallax.runtime.checkpoint.files.checksum import BLOCK_BYTES, crc32c, join_checksums, mask
-from parallax.runtime.checkpoint.files.sorted_string_table import table
+from parallax.runtime.checkpoint.format import bundle as bundle_module
+from parallax.runtime.checkpoint.format.bundle import Bundle
+from parallax.runtime.checkpoint.format.checksum import BLOCK_BYTES, crc32c, join_checksums, mask
+from parallax.runtime.checkpoint.format.sorted_string_table import table
 from tests.mutations import for_all, mutated_bytes
 
 v1 = tf.compat.v1
@@ -100,7 +100,7 @@ def test_rows_of_a_large_piece_are_checked_though_only_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle_module, "BLOCK_BYTES", 64)
-    monkeypatch.setattr("parallax.runtime.checkpoint.files.checksum.BLOCK_BYTES", 64)
+    monkeypatch.setattr("parallax.runtime.checkpoint.format.checksum.BLOCK_BYTES", 64)
     join_checksums.__globals__["_columns"].cache_clear()
     rows = np.arange(400, dtype=np.float32).reshape(100, 4)
     with tf.Graph().as_default(), v1.Session() as session:

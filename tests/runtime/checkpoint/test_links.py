@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from parallax.runtime.checkpoint.files.links import (
+from parallax.runtime.checkpoint.format.links import (
     Followers,
     Header,
     RowsWritten,

@@ -16,8 +16,8 @@ import pytest
 
 from parallax.base.errors import CheckpointError
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.files import folder_owner
-from parallax.runtime.checkpoint.files.folder_owner import OWNER, FolderClaim, FolderInUse, OwnerLimits, claim_of
+from parallax.runtime.checkpoint.format import folder_owner
+from parallax.runtime.checkpoint.format.folder_owner import OWNER, FolderClaim, FolderInUse, OwnerLimits, claim_of
 from parallax.settings.parts import CheckPointConfig
 from tests.runtime.checkpoint.test_storage import job, save
 

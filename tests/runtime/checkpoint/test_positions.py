@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.runtime.checkpoint import positions as kept
-from parallax.runtime.checkpoint.files.bundle import Bundle
+from parallax.runtime.checkpoint.format.bundle import Bundle
 from parallax.runtime.checkpoint.positions import NAMES, WORKERS, StoredPositions, read_positions
 from parallax.transform.passes.inputs import Maker
 

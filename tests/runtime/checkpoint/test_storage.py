@@ -19,8 +19,8 @@ from parallax.base.errors import CheckpointError
 from parallax.entry import cli
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
-from parallax.runtime.checkpoint.files.folder import FilesFailed, Retention, candidates
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.format.folder import FilesFailed, Retention, candidates
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.hook import CheckpointHook
 from parallax.settings.parts import CheckPointConfig
 

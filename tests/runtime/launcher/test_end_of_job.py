@@ -2,8 +2,8 @@ import signal
 
 import pytest
 
-from parallax.runtime.launcher.ending.cause import STALLED
-from parallax.runtime.launcher.ending.end_of_job import (
+from parallax.runtime.launcher.failures.cause import STALLED
+from parallax.runtime.launcher.failures.end_of_job import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     GRACE_S,
@@ -15,7 +15,7 @@ from parallax.runtime.launcher.ending.end_of_job import (
     new_job,
     step,
 )
-from parallax.runtime.launcher.ending.liveness import MPIRUN, Silence, silence_text
+from parallax.runtime.launcher.failures.liveness import MPIRUN, Silence, silence_text
 from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
 from parallax.runtime.supervisor.limits import PREEMPTION, Limits
 from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame

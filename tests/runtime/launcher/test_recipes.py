@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from parallax.cluster.resource_file import parse_resource_text
-from parallax.runtime.launcher.ending.end_of_job import EXIT_PREEMPTED
+from parallax.runtime.launcher.failures.end_of_job import EXIT_PREEMPTED
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import Launcher, mpirun_argv
 from parallax.settings.parts import CheckPointConfig

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from parallax.runtime.launcher.ending import cause
-from parallax.runtime.launcher.ending.cause import EndCause, Progress
-from parallax.runtime.launcher.ending.end_of_job import FrameCame, Looked, StopsSeen, new_job, step
+from parallax.runtime.launcher.failures import cause
+from parallax.runtime.launcher.failures.cause import EndCause, Progress
+from parallax.runtime.launcher.failures.end_of_job import FrameCame, Looked, StopsSeen, new_job, step
 from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.reach import HostsNotReady
 from parallax.runtime.launcher.restarts import restart_policy

@@ -13,8 +13,8 @@ import pytest
 
 from parallax.base.errors import LaunchError, PlanError
 from parallax.cluster.machines import Cluster, Host, Ssh, local_cluster
-from parallax.runtime.launcher.ending import cause
-from parallax.runtime.launcher.ending.cause import EndCause, Progress
+from parallax.runtime.launcher.failures import cause
+from parallax.runtime.launcher.failures.cause import EndCause, Progress
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.restarts import restart_loop
@@ -26,7 +26,7 @@ LATER = "later"
 RAN = Progress(has_started=True, has_run=True, step=4, has_saved=True)
 KILLED = JobEnd(137, EndCause(cause.KILLED, (1,)), "rank 1 was killed by SIGKILL", RAN)
 WELL = JobEnd(0)
-STANDING_BY = ("PARALLAX_STAND_BY", "numpy")
+STANDBY = ("PARALLAX_STAND_BY", "numpy")
 JOB = Job(("train.py",), local_cluster(2, ""), input=(b"par", b"cel"))
 
 
@@ -49,7 +49,7 @@ class Played:
     _ready: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def launch(self, job, stdout, stderr, contact):
-        if STANDING_BY in job.environment:
+        if STANDBY in job.environment:
             contact.progress = Progress(ready_bytes=(10, 20))
             fails = self.spares.pop(0) if self.spares else False
             if fails == LATER:
@@ -63,7 +63,7 @@ class Played:
             if not self._parcel_comes(contact):
                 self.stopped += 1
                 return JobEnd(143, EndCause(cause.STOPPED))
-        self.jobs.append((job, STANDING_BY in job.environment))
+        self.jobs.append((job, STANDBY in job.environment))
         end = self.ends.pop(0)
         if isinstance(end, Exception):
             raise end
@@ -90,7 +90,7 @@ def run(played, hosts=("localhost",), job_on=lambda chosen: JOB, **options):
 
 def test_a_spare_job_becomes_the_next_one_and_what_it_says_is_shown_from_then_on(capfdbinary):
     played = Played([KILLED, WELL])
-    assert run(played, standing_by=STANDING_BY) == WELL
+    assert run(played, standby=STANDBY) == WELL
     assert [is_spare for _, is_spare in played.jobs] == [False, True] and played.parcels == [b"parcel"]
     out, err = capfdbinary.readouterr()
     assert out == b"spare speaks\n"
@@ -100,14 +100,14 @@ def test_a_spare_job_becomes_the_next_one_and_what_it_says_is_shown_from_then_on
 
 def test_a_spare_that_is_not_needed_is_ended_and_says_nothing(capfdbinary):
     played = Played([replace(WELL, progress=RAN)])
-    assert run(played, standing_by=STANDING_BY).status == 0
+    assert run(played, standby=STANDBY).status == 0
     assert (played.stopped, played.parcels) == (1, [])
     assert capfdbinary.readouterr()[0] == b""
 
 
 def test_a_spare_that_fails_is_told_and_the_next_job_starts_anew(capfdbinary):
     played = Played([KILLED, WELL], spares=[True])
-    assert run(played, standing_by=STANDING_BY).status == 0
+    assert run(played, standby=STANDBY).status == 0
     assert [is_spare for _, is_spare in played.jobs] == [False, False]
     assert b"The spare job has failed; a restart will import TensorFlow anew.\n" in capfdbinary.readouterr()[1]
 
@@ -115,7 +115,7 @@ def test_a_spare_that_fails_is_told_and_the_next_job_starts_anew(capfdbinary):
 def test_a_spare_that_was_ready_and_fails_is_replaced(capfdbinary, monkeypatch):
     monkeypatch.setattr(restart_loop, "FIRST_REPLACED_S", 0.1)
     played = Played([KILLED, WELL], spares=[LATER, LATER])
-    assert run(played, standing_by=STANDING_BY) == WELL
+    assert run(played, standby=STANDBY) == WELL
     assert [is_spare for _, is_spare in played.jobs] == [False, True] and played.parcels == [b"parcel"]
     assert capfdbinary.readouterr()[1].count(b"will import TensorFlow anew until another one is ready.\n") == 2
 
@@ -183,7 +183,7 @@ def test_a_host_that_does_not_answer_is_left_out_and_the_spare_on_it_is_dropped(
         return replace(JOB, cluster=replace(cluster, hosts=tuple(h for h in cluster.hosts if h.address in chosen)))
 
     played = Played([KILLED, replace(KILLED, cause=EndCause(cause.KILLED, (0,))), WELL])
-    assert run(played, hosts, job_on, min_hosts=1, standing_by=STANDING_BY).status == 0
+    assert run(played, hosts, job_on, min_hosts=1, standby=STANDBY).status == 0
     assert [job.cluster.num_workers for job, _ in played.jobs] == [2, 1, 2] and played.parcels == []
     err = capfdbinary.readouterr()[1]
     assert b"Left out: b. The job continues on 1 of 2 hosts." in err

@@ -1,5 +1,5 @@
 from parallax.report.text import name_ranks
-from parallax.runtime.launcher.ending.stall import StallWatch
+from parallax.runtime.launcher.failures.stall import StallWatch
 
 
 def in_run(fetch="train_op", collectives="d1", seconds=2.0):

@@ -10,9 +10,9 @@ from parallax.analysis.stages import analyse
 from parallax.base.errors import ConfigError, GraphError, ParallaxError
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.runtime.verify.first import check_comparable
-from parallax.runtime.verify.judging import MARGIN, OTHERS, VARIABLES, Verdict, judge, measure
 from parallax.runtime.verify.single import OneProcess, check_fits, joined_batch
 from parallax.runtime.verify.table import FOLDED_FROM, status, table_text, verdict_text
+from parallax.runtime.verify.verdicts import MARGIN, OTHERS, VARIABLES, Verdict, judge, measure
 from parallax.runtime.worker.session.feeds import read_feeds, train_op
 from tests.mutations import for_all, mutated_bytes
 

@@ -17,15 +17,15 @@ from parallax.base.strict import shown
 from parallax.base.types import Graph
 from parallax.report.text import bytes_text, pluralize
 from parallax.runtime.checkpoint.commands.export import export_model, export_plain
-from parallax.runtime.checkpoint.files.bundle import Bundle
-from parallax.runtime.checkpoint.files.chain import Chain, States, chains, increments_in, is_increment
-from parallax.runtime.checkpoint.files.folder import absolute, file_errors, list_prefixes
-from parallax.runtime.checkpoint.files.folder_owner import claim_of
-from parallax.runtime.checkpoint.files.links import HEADER, Header
-from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint
-from parallax.runtime.checkpoint.files.stored_rows import copy, stored_parts
-from parallax.runtime.checkpoint.files.stored_tensors import CHUNK_BYTES
-from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.runtime.checkpoint.format.bundle import Bundle
+from parallax.runtime.checkpoint.format.chain import Chain, States, chains, increments_in, is_increment
+from parallax.runtime.checkpoint.format.folder import absolute, file_errors, list_prefixes
+from parallax.runtime.checkpoint.format.folder_owner import claim_of
+from parallax.runtime.checkpoint.format.links import HEADER, Header
+from parallax.runtime.checkpoint.format.sorted_string_table import DamagedCheckpoint
+from parallax.runtime.checkpoint.format.stored_rows import copy, stored_parts
+from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES
+from parallax.runtime.checkpoint.format.writer import Writer
 
 
 def list_checkpoints(folder: str) -> Iterator[str]:

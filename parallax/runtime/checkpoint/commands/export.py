@@ -19,17 +19,17 @@ from parallax.base.errors import CheckpointError
 from parallax.base.strict import shown
 from parallax.base.types import Graph, Variable
 from parallax.runtime.checkpoint.commands.forward import ForwardGraph, forward_graph
-from parallax.runtime.checkpoint.files.chain import States, is_increment, state_of
-from parallax.runtime.checkpoint.files.folder import NAME, absolute, file_errors, settle
-from parallax.runtime.checkpoint.files.stored_rows import Readable, check_fits, copy, stored_parts
-from parallax.runtime.checkpoint.files.stored_tensors import (
+from parallax.runtime.checkpoint.format.chain import States, is_increment, state_of
+from parallax.runtime.checkpoint.format.folder import NAME, absolute, file_errors, settle
+from parallax.runtime.checkpoint.format.stored_rows import Readable, check_fits, copy, stored_parts
+from parallax.runtime.checkpoint.format.stored_tensors import (
     CHUNK_BYTES,
     OWN_KEYS,
     CheckpointEntry,
     stored_variables,
     variable_op,
 )
-from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.runtime.checkpoint.format.writer import Writer
 
 v1 = tf.compat.v1
 _SCOPE = "parallax_export"

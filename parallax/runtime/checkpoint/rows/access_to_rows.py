@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from parallax.base.types import Comm, Tensor
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.row_ops import row_ops, variable_of, whole_access
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.stage_rows import RowsHere, RowsOfStage

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from parallax.base.types import Array, Comm, Session, Value
-from parallax.runtime.checkpoint.files.links import HEADER, ROWS, VALUES, Header, RowsWritten
-from parallax.runtime.checkpoint.files.stored_tensors import chunks, slice_text
+from parallax.runtime.checkpoint.format.links import HEADER, ROWS, VALUES, Header, RowsWritten
+from parallax.runtime.checkpoint.format.stored_tensors import chunks, slice_text
 from parallax.runtime.checkpoint.rows.dealing import DealtRows, deal, rounds, run_of
 from parallax.runtime.checkpoint.rows.variable_rows import ReadableRows, ReadableVariable, RowsOnServers, ShardedRows
 from parallax.runtime.worker.barrier import barrier

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from parallax.base.types import Array, Comm, Session
 from parallax.graph.ownership import Ownership
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.worker.barrier import barrier
 
 _SMALL = 16  # variables of at most this part of a chunk are not split: each slice costs an entry, and a read later

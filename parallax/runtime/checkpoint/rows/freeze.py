@@ -31,8 +31,8 @@ from parallax.base.types import (
     Tensor,
     Value,
 )
-from parallax.runtime.checkpoint.files.folder import reason
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.format.folder import reason
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.row_ops import RowOps
 from parallax.runtime.checkpoint.rows.variable_rows import (
     ReadableVariable,

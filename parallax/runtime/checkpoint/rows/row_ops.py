@@ -15,7 +15,7 @@ import tensorflow as tf
 from parallax.base.types import Array, DType, Handle, Operation, Session, Tensor, Value
 from parallax.graph.ownership import Ownership
 from parallax.graph.row_updates import row_update_ops
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 
 
 @dataclass(frozen=True, slots=True)

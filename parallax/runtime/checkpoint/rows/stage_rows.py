@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from parallax.base.types import Array, ArrayOnWorker0, Comm, Session
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.worker.barrier import barrier
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from parallax.base.types import Comm, Session
-from parallax.runtime.checkpoint.files.links import Header
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.format.links import Header
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.contents import Contents, TouchedTable
 from parallax.runtime.checkpoint.rows.row_places import Places

@@ -20,7 +20,7 @@ import numpy as np
 
 from parallax.base.types import Array, ArrayOnWorker0, Comm, Session, Value
 from parallax.graph.ownership import Ownership
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.dealing import DealtRows, bytes_of, deal, empty
 from parallax.runtime.checkpoint.rows.row_ops import (
     PickedRows,

@@ -20,9 +20,9 @@ from pathlib import Path
 from parallax.base.errors import LaunchError, ParallaxError
 from parallax.cluster.machines import Cluster
 from parallax.report.text import bytes_text
-from parallax.runtime.launcher.ending.cause import BROKEN, HOST_LOST, STOPPED, WELL, YIELDED, EndCause
-from parallax.runtime.launcher.ending.ending_signals import caught_signals
-from parallax.runtime.launcher.ending.outcome import EXIT_UNKNOWN, signal_name
+from parallax.runtime.launcher.failures.cause import BROKEN, HOST_LOST, STOPPED, WELL, YIELDED, EndCause
+from parallax.runtime.launcher.failures.ending_signals import caught_signals
+from parallax.runtime.launcher.failures.outcome import EXIT_UNKNOWN, signal_name
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.mpirun import passes_preemption_on
@@ -57,7 +57,7 @@ class RestartOptions:
         min_hosts: the minimum of hosts to continue with; None: all of them.
         has_checkpoints: the workers write checkpoints, not the script itself.
         is_behind: as in `RestartState`.
-        standing_by: the variable, with its value, that makes processes of a spare job wait; None for no spare jobs.
+        standby: the variable, with its value, that makes processes of a spare job wait; None for no spare jobs.
         is_driven: as in `RestartState`.
         is_wanted: whether a job that has failed now may be restarted at all.
     """
@@ -66,7 +66,7 @@ class RestartOptions:
     min_hosts: int | None = None
     has_checkpoints: bool = True
     is_behind: bool = False
-    standing_by: tuple[str, str] | None = None
+    standby: tuple[str, str] | None = None
     is_driven: bool = False
     is_wanted: Callable[[], bool] = lambda: True
 
@@ -112,7 +112,7 @@ class _Restarting:
             is_behind=options.is_behind,
             is_driven=options.is_driven,
         )
-        self._standing_by, self._is_wanted = options.standing_by, options.is_wanted
+        self._standby, self._is_wanted = options.standby, options.is_wanted
         self._hosts = hosts
         self._job_on = job_on
         self._launch = launch
@@ -160,7 +160,7 @@ class _Restarting:
 
     def _run(self, running: RunningJob) -> JobEnd:
         """Waits for a job's end; starts the spare when the job trains, and ends it when the training loop has ended."""
-        may_start = self._standing_by is not None and self._state.restarts < self._state.most
+        may_start = self._standby is not None and self._state.restarts < self._state.most
         self._next_spare_s, self._replaced_s = 0.0 if may_start else math.inf, FIRST_REPLACED_S
         while not running.wait(_POLL_S):
             running.contact.signals += self._caught[len(running.contact.signals) :]
@@ -221,11 +221,11 @@ class _Restarting:
 
     def _start_spare(self) -> None:
         """Starts the job that comes next, if this one fails, on the hosts of this one."""
-        if self._standing_by is not None:
+        if self._standby is not None:
             self._next_spare_s = math.inf
             job = _number_files(self._job_on(self._hosts), self._starts + 1)
             streams = bytes_of(sys.stdout), bytes_of(sys.stderr)
-            self._spare, self._is_told = SpareJob(self._launch, job, self._standing_by, streams), False
+            self._spare, self._is_told = SpareJob(self._launch, job, self._standby, streams), False
 
     def _look_at_spare(self) -> None:
         """Reports the memory of the spare when it is ready, and drops one that has failed.

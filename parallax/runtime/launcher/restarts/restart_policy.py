@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from parallax.runtime.launcher.ending.cause import (
+from parallax.runtime.launcher.failures.cause import (
     BROKEN,
     HOST_LOST,
     KILLED,

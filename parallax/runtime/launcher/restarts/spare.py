@@ -65,18 +65,16 @@ class SpareJob:
 
     Args:
         launch: as `launch.launch`.
-        job: the job that it becomes; standing_by: the variable, with its value, that makes its processes wait.
+        job: the job that it becomes; standby: the variable, with its value, that makes its processes wait.
         streams: the streams of its output from then on.
     """
 
-    def __init__(
-        self, launch: Launch, job: Job, standing_by: tuple[str, str], streams: tuple[BinaryIO, BinaryIO]
-    ) -> None:
+    def __init__(self, launch: Launch, job: Job, standby: tuple[str, str], streams: tuple[BinaryIO, BinaryIO]) -> None:
         self.hosts = tuple(host.address for host in job.cluster.hosts)
         self._pieces = job.input
         self._given = JobInput()
         self._held = [HeldStream(stream) for stream in streams]
-        waiting = replace(job, environment=(*job.environment, standing_by), input=(), forks_workers=False)
+        waiting = replace(job, environment=(*job.environment, standby), input=(), forks_workers=False)
         held = [cast(BinaryIO, stream) for stream in self._held]
         self._running = RunningJob(launch, waiting, self._given, held)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from parallax.report.text import name_ranks
-from parallax.runtime.launcher.ending.cause import BROKEN, HOST_LOST, KILLED, LOST, RAISED, EndCause
+from parallax.runtime.launcher.failures.cause import BROKEN, HOST_LOST, KILLED, LOST, RAISED, EndCause
 from parallax.runtime.supervisor.frames import Control, Exit, Frame, Start
 
 _LAST_STATUS = 127

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from parallax.base.errors import CheckpointError
 from parallax.base.types import Array
-from parallax.runtime.checkpoint.files.bundle import Bundle, Tensor
-from parallax.runtime.checkpoint.files.chain import Chain
-from parallax.runtime.checkpoint.files.stored_tensors import CheckpointEntry
-from parallax.runtime.checkpoint.files.writer import Writer
+from parallax.runtime.checkpoint.format.bundle import Bundle, Tensor
+from parallax.runtime.checkpoint.format.chain import Chain
+from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
+from parallax.runtime.checkpoint.format.writer import Writer
 
 Readable = Bundle | Chain
 """An open checkpoint."""

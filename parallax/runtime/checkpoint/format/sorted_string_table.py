@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from parallax.base.errors import CheckpointError
 from parallax.base.strict import shown
-from parallax.runtime.checkpoint.files.checksum import crc32c, mask
+from parallax.runtime.checkpoint.format.checksum import crc32c, mask
 
 _FOOTER_BYTES = 48
 _MAGIC = 0xDB4775248B80FB57

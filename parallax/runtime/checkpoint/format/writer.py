@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from parallax.base.types import FeedDict, Fetches, Value
-from parallax.runtime.checkpoint.files.folder import (
+from parallax.runtime.checkpoint.format.folder import (
     INCREMENT,
     NAME,
     UNFINISHED,
@@ -29,8 +29,8 @@ from parallax.runtime.checkpoint.files.folder import (
     reason,
     settle,
 )
-from parallax.runtime.checkpoint.files.folder_owner import FolderClaim
-from parallax.runtime.checkpoint.files.folder_watch import FolderWatch
+from parallax.runtime.checkpoint.format.folder_owner import FolderClaim
+from parallax.runtime.checkpoint.format.folder_watch import FolderWatch
 
 
 def run(fetch: Fetches, feeds: FeedDict | None = None) -> Value:

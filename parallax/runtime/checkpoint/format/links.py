@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS
+from parallax.runtime.checkpoint.format.stored_tensors import OWN_KEYS
 
 HEADER = f"{OWN_KEYS}checkpoint"
 """The key of a checkpoint's header."""

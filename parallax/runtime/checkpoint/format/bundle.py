@@ -18,9 +18,9 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from parallax.base.types import Array, BundleEntry, DType
-from parallax.runtime.checkpoint.files.checksum import BLOCK_BYTES, crc32c, join_checksums, mask
-from parallax.runtime.checkpoint.files.sorted_string_table import make_damage_error, table, varint
-from parallax.runtime.checkpoint.files.stored_tensors import chunks
+from parallax.runtime.checkpoint.format.checksum import BLOCK_BYTES, crc32c, join_checksums, mask
+from parallax.runtime.checkpoint.format.sorted_string_table import make_damage_error, table, varint
+from parallax.runtime.checkpoint.format.stored_tensors import chunks
 
 _FULL = -1  # TensorFlow's length of a slice that covers a full dimension
 _STRING, _UNREAD = "string", ("variant", "resource")

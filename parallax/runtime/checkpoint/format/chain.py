@@ -18,9 +18,9 @@ import tensorflow as tf
 
 from parallax.base.errors import CheckpointError
 from parallax.base.types import Array
-from parallax.runtime.checkpoint.files.bundle import Bundle, Tensor
-from parallax.runtime.checkpoint.files.folder import INCREMENT, candidates, delete
-from parallax.runtime.checkpoint.files.links import (
+from parallax.runtime.checkpoint.format.bundle import Bundle, Tensor
+from parallax.runtime.checkpoint.format.folder import INCREMENT, candidates, delete
+from parallax.runtime.checkpoint.format.links import (
     HEADER,
     Header,
     RowsWritten,
@@ -30,8 +30,8 @@ from parallax.runtime.checkpoint.files.links import (
     others,
     strays,
 )
-from parallax.runtime.checkpoint.files.sorted_string_table import DamagedCheckpoint, make_damage_error
-from parallax.runtime.checkpoint.files.stored_tensors import OWN_KEYS
+from parallax.runtime.checkpoint.format.sorted_string_table import DamagedCheckpoint, make_damage_error
+from parallax.runtime.checkpoint.format.stored_tensors import OWN_KEYS
 
 
 @dataclass
