@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from parallax.cluster.team_names import STAGE, WORKERS
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.transform.passes.cut_stages import RECEIVE, SEND
-from parallax.transform.passes.cut_stages import SCOPE as STAGE
+from parallax.transform.passes.cut_stages import SCOPE as MESSAGES
 from parallax.transform.passes.joined_messages import members_of
 
 _ALL_REDUCE = "ParallaxAllReduce"
@@ -140,7 +141,7 @@ class _Own:
         """Has what a stage receives be what another one sends."""
         if node.op == RECEIVE:
             sender = self._first + node.attr["peer"].i
-            to.input.insert(0, of_worker(sender, f"{STAGE}/send_{node.attr['number'].i}"))
+            to.input.insert(0, of_worker(sender, f"{MESSAGES}/send_{node.attr['number'].i}"))
         to.op = "Identity"
         for attribute in set(to.attr) - {"T"}:
             del to.attr[attribute]
@@ -294,7 +295,7 @@ def _broadcast(writer: _Writer, node: Any, name: str, given: Given) -> tuple[Giv
 def _all_to_all(writer: _Writer, node: Any, name: str, given: Given) -> tuple[Given, list[int]]:
     import tensorflow as tf
 
-    if node.attr["among"].s != b"workers":
+    if node.attr["among"].s.decode() not in (STAGE, WORKERS):
         raise NotImplementedError(f"{node.name!r} is among the workers of a host, of which there is one in memory.")
     of, size, int32 = node.attr["T"].type, len(given), tf.int32.as_datatype_enum
     axis = writer.const(f"{name}/axis", np.int32(0))

@@ -1,4 +1,4 @@
-"""A job of two replicas of two stages: fit with callbacks, train_on_batch, a function, read by the script as ever."""
+"""Jobs of one and two replicas of two stages: fit with callbacks, train_on_batch, a function, read as ever."""
 
 from pathlib import Path
 
@@ -10,8 +10,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "staged.py"
 
 
 @pytest.mark.timeout(300)
-def test_a_job_in_stages_is_what_plain_keras_is(start, tmp_path):  # noqa: F811
-    done = start(*CLI, "run", "--workers", 4, SCRIPT, tmp_path).finish()
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.rotates)])
+def test_a_job_in_stages_is_what_plain_keras_is(start, tmp_path, workers):  # noqa: F811
+    done = start(*CLI, "run", "--workers", workers, SCRIPT, tmp_path).finish()
     assert done.status == 0, str(done)
     told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("differs", "trained")))
     assert told["trained"] == "3 epochs"  # EarlyStopping has the losses of the last stage
