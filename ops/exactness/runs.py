@@ -113,9 +113,15 @@ def one_process(
             values = session.run([built.whole_ops[turn].name, *tensors[turn]], fed(graph, joined(batches)))
             seen.append(dict(zip(tensors[turn], values[1:], strict=True)))
         last = dict(zip(reads, session.run(list(reads.values())), strict=True))
-    if any(np.issubdtype(v.dtype, np.floating) and not np.all(np.isfinite(v)) for v in last.values()):
-        raise NotFinite("The one process ends with values that are not finite.")
+    if not all(map(_has_finite_squares, last.values())):
+        raise NotFinite("The one process ends with values that are not finite, or that have squares which are not.")
     return Ran(initial, last, tuple(seen))
+
+
+def _has_finite_squares(value: np.ndarray[Any, Any]) -> bool:
+    """Whether a value is far enough from overflow that the order of a loss's terms decides nothing."""
+    with np.errstate(over="ignore"):
+        return not np.issubdtype(value.dtype, np.floating) or bool(np.isfinite(np.square(value)).all())
 
 
 def workers(built: Built, analysed: AnalysedGraph, made: list[WorkerGraph], watched: Watched = ()) -> list[Ran]:

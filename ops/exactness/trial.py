@@ -7,7 +7,7 @@ A program is Python text (script.py says what it defines). Its outcome is one of
 - `told`: so it does, and the plan says that each worker's loss is taken for a mean over its batch, and why;
 - `unproven`: the values are equal, and yet the analysis says of some tensor what is not so (claims.py);
 - `foreign`: any other exception, or a ParallaxError in a step;
-- `infinite`: the one process itself ends with values that are not finite, so there is nothing to compare;
+- `infinite`: the one process itself ends with values, or squares of values, that are not finite: nothing to compare;
 - `unstable`: a variable ends with another value, and so it does in the one process when all initial values and the
   results of arithmetic move by a rounding: the program magnifies roundings (its rate is too large, or it sorts rows
   that are equal but for them), and nothing can be said;
