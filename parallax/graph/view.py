@@ -7,7 +7,7 @@ compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cached_property, lru_cache, wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -177,27 +177,28 @@ class GraphView:
     def outputs(self, node: str) -> list[str]:
         """The output tensors of a node."""
         if node not in self._outputs:
-            count = len(self._infer(node))
-            self._outputs[node] = [f"{node}:0"] if count == 1 else [f"{node}:{i}" for i in range(count)]
+            self._read_outputs(node)
         return self._outputs[node]
 
     def shape(self, tensor: str) -> Shape:
         """The static shape of a tensor."""
         if tensor not in self._shapes:
-            self._shapes[tensor] = self._shape(tensor)
+            node = split_tensor(tensor)[0]
+            if node not in self._outputs:
+                self._read_outputs(node)
+            self._shapes.setdefault(tensor, None)
         return self._shapes[tensor]
 
-    def _shape(self, tensor: str) -> Shape:
-        node, number = split_tensor(tensor)
-        shapes = self._infer(node)
-        if number >= len(shapes) or shapes[number].unknown_rank:
-            return None
-        return tuple(None if dim.size < 0 else int(dim.size) for dim in shapes[number].dim)
-
-    def _infer(self, node: str) -> Sequence[Any]:
-        """The shapes of a node's outputs as inferred by TensorFlow."""
+    def _read_outputs(self, node: str) -> None:
+        """Reads a node's outputs and their shapes as inferred by TensorFlow, once: protocol buffers are slow."""
         attributes = self.nodes[node].attr
-        return attributes["_output_shapes"].list.shape if "_output_shapes" in attributes else ()
+        shapes = attributes["_output_shapes"].list.shape if "_output_shapes" in attributes else ()
+        names = [f"{node}:{number}" for number in range(len(shapes))]
+        self._outputs[node] = names
+        for name, shape in zip(names, shapes, strict=True):
+            self._shapes[name] = (
+                None if shape.unknown_rank else tuple([None if dim.size < 0 else int(dim.size) for dim in shape.dim])
+            )
 
     def dtype(self, tensor: str) -> int:
         """The element type of a tensor, as TensorFlow numbers types (references as their values' type)."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from parallax.analysis.layouts.applied_gradients import find_pairs, find_pieces, finish_step
-from parallax.analysis.layouts.results import find_results
+from parallax.analysis.layouts.results import FetchedResults, find_results
 from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, Fact
 from parallax.analysis.layouts.rules.ragged import check_fed_ends
 from parallax.analysis.layouts.rules.sparse_tensors import find_counted_lengths
@@ -109,19 +109,20 @@ def find_layouts(graph: TrainingGraph) -> Layouts:
         GraphError: an op cannot be executed so that N workers compute what one process computes.
     """
     program = find_step(graph)
-    layouts, step = _find_layouts(program)
-    while program.steps is not None and (results := find_results(program, step)).followed:
+    layouts, results = _find_layouts(program)
+    while results.followed:
         graph = replace(graph, steps=(graph.steps or set()) | (graph.view.ancestors(results.followed) - graph.initial))
         program = find_step(graph)
         try:
-            layouts, step = _find_layouts(program)
+            layouts, results = _find_layouts(program)
         except GraphError as error:  # a script that does not fetch these can still train
             refused = dict.fromkeys(results.followed, str(error))
             return replace(layouts, rewrites=replace(layouts.rewrites, refused=refused))
     return layouts
 
 
-def _find_layouts(program: VisitedGraph) -> tuple[Layouts, StepWalk]:
+def _find_layouts(program: VisitedGraph) -> tuple[Layouts, FetchedResults]:
+    """The layouts of a step, and the results of a script's steps that depend on the global batch."""
     view, sources, variables = program.view, program.sources, program.variables
     if program.steps is not None:
         check_fed_ends(view, program.batches)
@@ -153,7 +154,8 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, StepWalk]:
         if found == completed and step.gathered == gathered:
             if program.steps is not None:  # the script has made its constants for a per-worker batch
                 _check_lengths(step)
-            return _make_layouts(program, step), step
+            results = FetchedResults([], []) if program.steps is None else find_results(program, step)
+            return _make_layouts(program, step, results.partial), results
         completed, gathered = found, step.gathered
     raise GraphError(f"Cannot determine which tensors of this graph are sharded over the workers. {REMEDY}")
 
@@ -204,7 +206,7 @@ def _find_told(program: VisitedGraph, step: StepWalk, tensor: str) -> Length | t
     return tuple(one for one in value if one is not None) if isinstance(value, tuple) else value
 
 
-def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
+def _make_layouts(program: VisitedGraph, step: StepWalk, partial_results: Sequence[str]) -> Layouts:
     place = {node: number for number, node in enumerate(program.order)}
     # Tensors reduced where they are computed come first: their other readers read the reduced tensor in their layouts.
     keys = sorted(
@@ -220,7 +222,7 @@ def _make_layouts(program: VisitedGraph, step: StepWalk) -> Layouts:
         is_whole = is_reduced and program.steps is None
         changes.append(Change(tensor, before, layout, edges, is_whole, batches.get(split_tensor(tensor)[0], "")))
     changes += [Change(tensor, REPLICATED, COUNTED, tuple(edges)) for tensor, edges in step.added_once.items()]
-    for tensor in find_results(program, step).partial if program.steps is not None else ():
+    for tensor in partial_results:
         batch = batches.get(split_tensor(tensor)[0], "")
         changes.append(Change(tensor, step.facts[tensor].layout, REPLICATED, (), True, batch))
     sums: list[ReportedSum] = []
