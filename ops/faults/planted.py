@@ -116,8 +116,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
         return compile(changed_source(self._defect), self.path, "exec")
 
 
-_RANK, _JOB, _LIVE = "supervisor.state_machine", "launcher.ending.end_of_job", "launcher.ending.liveness"
-_OUT, _STALL, _LIMITS = "launcher.ending.outcome", "launcher.ending.stall", "supervisor.limits"
+_RANK, _JOB, _LIVE = "supervisor.state_machine", "launcher.failures.end_of_job", "launcher.failures.liveness"
+_OUT, _STALL, _LIMITS = "launcher.failures.outcome", "launcher.failures.stall", "supervisor.limits"
 
 DEFECTS = (
     # What a supervisor sees of its worker.

@@ -242,4 +242,4 @@ def test_a_verification_on_several_hosts_is_refused(lab, start, tmp_path):
     words = ("-m", "parallax.entry.cli", "verify", "-r", lab.resource_file(1), "--feeds", "train.py:batch", script)
     status, _, stderr = start(*words).finish()
     assert status == 1
-    assert "a verification runs only on this machine" in stderr and "host1 is another one" in stderr
+    assert "a verification runs only on this machine" in stderr and "'host1' is another machine" in stderr
