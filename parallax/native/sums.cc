@@ -32,10 +32,10 @@ void Take(const Members& team, int from, char* received, long long bytes) {
   MPI_Recv(received, static_cast<int>(bytes), MPI_BYTE, team.ranks[from], kSumTag, team.comm, MPI_STATUS_IGNORE);
 }
 
-// Where piece `number` of so many begins.
+// The first element of piece `number`.
 long long Start(long long count, int pieces, int number) { return count * number / pieces; }
 
-// Where 2^k members do what is for so many, the others give theirs to a neighbour first, and get the result back.
+// The members of a team beyond the largest power of two: each sends its message to a neighbor and gets the result.
 class Folded {
  public:
   Folded(const Members& team, char* values, long long count, const Elements& elements, char* scratch)
@@ -140,9 +140,10 @@ SumMethod Sums::MethodOf(long long bytes) const {
   return rules_.empty() ? kRing : rules_.back().method;
 }
 
-// Members put their parts beside each other; when all are there, each of some adds up a slice of them, in the order of
-// the members, and meets those of other hosts that have the same slice; then all read the result. A part is written anew
-// only after its member has read the result before, and a result only after all parts are.
+// Members copy their parts to the window. When all parts are present, each of some members sums a slice of them, in the
+// order of the members, and reduces it with the members of other hosts that have the same slice; then all copy the
+// result. A part is overwritten only after its member has copied the previous result, and a result only after all parts
+// were written.
 void Sums::ReduceInHosts(const Pack& pack, char* values, long long count, const Elements& elements, bool in_slices) {
   const int slices = in_slices ? slices_ : 1;
   const long long at_once = part_bytes_ / elements.size, size = elements.size;
@@ -188,8 +189,8 @@ void Sums::ReduceAcross(char* values, long long count, const Elements& elements,
   }
 }
 
-// What sends fewest bytes, and of what sends as many what takes fewest rounds; but longer messages take a ring at less
-// cost: on four hosts with links of 1 Gbit/s, steps that reduce 5 MB take 106 to 115 ms, and 118 to 122 by halving.
+// Reduces with the fewest bytes, and then the fewest rounds, except that long messages use a ring: on four hosts with
+// links of 1 Gbit/s, steps that reduce 5 MB take 106 to 115 ms by a ring, and 118 to 122 ms by halving.
 void Sums::FewestBytes(const Members& team, char* values, long long count, const Elements& elements) {
   if (team.size() == 2 && count * elements.size <= kRingFrom) {
     Double(team, values, count, elements);
@@ -278,7 +279,7 @@ char* Sums::Scratch(long long bytes) {
 
 }  // namespace parallax
 
-// What this process has done so far: windows and scratch memory made, bytes written into windows, and read from them.
+// Statistics of this process: allocations of windows and scratch memory, bytes written to windows and read from them.
 extern "C" void parallax_sum_counts(long long* counts) {
   counts[0] = parallax::windows_made;
   counts[1] = parallax::scratch_made;

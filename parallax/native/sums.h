@@ -1,4 +1,4 @@
-// How the members of a team put values together, element by element: by which method, in which order.
+// Element-wise reductions among the members of a team, by several methods, each in one fixed order.
 #ifndef PARALLAX_NATIVE_SUMS_H_
 #define PARALLAX_NATIVE_SUMS_H_
 
@@ -16,44 +16,44 @@ namespace parallax {
 
 // As in parallax/plans/sum_methods.py.
 enum SumMethod {
-  kDoubling,  // recursive doubling: all of it to the member at distance 1, 2, 4, ...
-  kRing,      // around a ring, in as many pieces as members, twice
-  kHalving,   // Rabenseifner's: half, a quarter, ... to the member at distance 1, 2, 4, ..., and the same way back
-  kLeader,    // within hosts in shared memory, then among the first of each host by recursive doubling
-  kSlices,    // within hosts in shared memory, a slice by each member, which goes by what sends fewest bytes out of hosts
+  kDoubling,  // recursive doubling: the whole message to the member at distance 1, 2, 4, ...
+  kRing,      // a ring reduce-scatter and all-gather, with a piece per member
+  kHalving,   // Rabenseifner's: recursive halving, then recursive doubling
+  kLeader,    // within hosts in shared memory, then among the hosts' first members by recursive doubling
+  kSlices,    // within hosts in shared memory, then each slice across hosts, by the method with the fewest bytes
 };
 
-// Up to how many bytes a message has which method.
+// The method for messages up to a size.
 struct SumRule {
   long long bytes;
   SumMethod method;
 };
 
-// An element type with what puts two of them together.
+// An element type and its reduction.
 struct Elements {
   long long size;
   void (*combine)(void* into, const void* from, long long count);
 };
 
-// How a team puts together what one node of the graph has. Sums have one order, the same in every run.
+// The reductions of one node of the graph among a team. Their order of operations is the same in every run.
 class Sums {
  public:
-  // Puts the elements of a message from `begin` on, `count` of them, into memory.
+  // Copies `count` elements of a message, from `begin` on, to memory.
   using Pack = std::function<void(long long begin, long long count, char* to)>;
 
-  // All members must make it.
+  // A collective operation of the team.
   //
   // Args:
-  //   comm: of the team, used for nothing else.
-  //   host: where this member is.
-  //   part_bytes: of a message that are in shared memory at a time; 0 for no shared memory.
-  //   rules: by size; the last one has all that is longer.
+  //   comm: the communicator of the team, for exclusive use.
+  //   host: the host of this member.
+  //   part_bytes: the part of a message that is in shared memory at a time; 0 for no shared memory.
+  //   rules: in ascending order of size; the last one applies to all longer messages.
   Sums(MPI_Comm comm, int host, long long part_bytes, std::vector<SumRule> rules);
 
-  // Puts a message together, which is then in `values` on all members.
+  // Reduces a message; the result is in `values` on all members.
   void Reduce(const Pack& pack, char* values, long long count, const Elements& elements);
 
-  // Why members of a host share no memory; empty where they do, or need not.
+  // The reason why members of a host share no memory; empty if they do, or need not.
   const std::string& why_not_shared() const { return why_; }
 
  private:
@@ -68,8 +68,8 @@ class Sums {
 
   char* Scratch(long long bytes);
 
-  Members all_, in_host_, across_;  // the last of those with this member's place on their hosts
-  int slices_ = 1;  // members of the host that has fewest
+  Members all_, in_host_, across_;  // the last has the members of the same local rank
+  int slices_ = 1;  // the number of members on the host with the fewest
   long long part_bytes_ = 0;
   std::vector<SumRule> rules_;
   std::unique_ptr<Window> window_;

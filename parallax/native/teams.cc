@@ -57,7 +57,7 @@ Teams* FindTeams(int number) {
 
 }  // namespace parallax
 
-// Says where this worker is among others, whose communicator is a Fortran handle; gives a number for the calls below.
+// Registers this worker's position; the communicator is a Fortran handle. Returns a number for the calls below.
 extern "C" int parallax_form_teams(int workers, int host, int group, int stage, int replica) {
   auto* teams = new parallax::Teams(MPI_Comm_f2c(workers), host, group, stage, replica);
   std::lock_guard<std::mutex> hold(parallax::teams_mutex);
@@ -65,7 +65,7 @@ extern "C" int parallax_form_teams(int workers, int host, int group, int stage, 
   return static_cast<int>(parallax::AllTeams().size()) - 1;
 }
 
-// The communicator of a team, a Fortran handle (Teams::Find).
+// Returns the communicator of a team as a Fortran handle (Teams::Find).
 extern "C" int parallax_team(int teams, const char* name) {
   return MPI_Comm_c2f(parallax::FindTeams(teams)->Find(name));
 }

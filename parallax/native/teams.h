@@ -10,29 +10,31 @@
 
 namespace parallax {
 
-// Some members of a communicator.
+// A subset of the members of a communicator.
 struct Members {
   MPI_Comm comm = MPI_COMM_NULL;
   std::vector<int> ranks;
-  int place = -1;  // of this process among them; -1 where it is none
+  int place = -1;  // the rank of this process in the subset; -1 if it is no member
 
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-// workers    all
-// host       those of this worker's host
-// across     those that have this worker's place on their hosts
-// leaders    the first of each host
-// group      those of this worker's group of hosts
-// stage      those that compute this worker's stage of the model
-// replica    those that compute the stages of this worker's replica of the model
+// Splits the workers' communicator into teams:
+//
+// workers    all workers
+// host       the workers of this worker's host
+// across     the workers with this worker's local rank, one per host
+// leaders    the first worker of each host
+// group      the workers of this worker's group of hosts
+// stage      the workers of this worker's stage of the model, one per replica
+// replica    the workers of this worker's replica of the model, one per stage
 class Teams {
  public:
-  // All workers must make it.
+  // A collective operation of all workers.
   Teams(MPI_Comm workers, int host, int group, int stage, int replica);
 
-  // The team of a name that this worker is in; MPI_COMM_NULL where it is in none, or there is no such name. All workers
-  // must ask for it the first time.
+  // The communicator of this worker's team by name; MPI_COMM_NULL if it is in none, or the name is unknown. The first
+  // call for a name is a collective operation of all workers.
   MPI_Comm Find(const std::string& name);
 
   int host() const { return host_; }
@@ -42,11 +44,11 @@ class Teams {
 
   const MPI_Comm workers_;
   const int host_, group_, stage_, replica_;
-  int place_ = 0;  // of this worker on its host
+  int place_ = 0;  // the local rank of this worker
   std::map<std::string, MPI_Comm> found_;
 };
 
-// Those that were formed under a number (parallax_form_teams).
+// The teams with a number from parallax_form_teams().
 Teams* FindTeams(int number);
 
 }  // namespace parallax

@@ -22,7 +22,7 @@ namespace {
 constexpr long long kPage = 4096;
 constexpr int kWindowTag = 1;
 
-// What the first member tells the others: where its file of memory is, and the number that stands in it.
+// The first member's message to the others: the location of its memfd, and the number that it contains.
 struct Address {
   long long process = 0;
   long long descriptor = -1;

@@ -1,4 +1,4 @@
-// Memory that the processes of a host share, in which they put together what each has a part of.
+// Memory that the processes of a host share, in which they reduce messages.
 #ifndef PARALLAX_NATIVE_WINDOW_H_
 #define PARALLAX_NATIVE_WINDOW_H_
 
@@ -10,13 +10,13 @@
 
 namespace parallax {
 
-// A place for each member's part, one for the result, and two counts by which members wait for each other.
+// A buffer for each member's part, one for the result, and two counters by which members wait for each other.
 //
-// It lies in a file of memory without a name, of which nothing is left when the last process has ended, however it ends,
-// and which no limit of /dev/shm concerns. The others open it by the process and the descriptor that have it.
+// The memory is an anonymous file (memfd), which the kernel frees when the last process ends, however it ends, and to
+// which no limit of /dev/shm applies. The other members open it through /proc, by process and descriptor.
 class Window {
  public:
-  // Members of one host must make it together; nullptr where this process cannot have it, and `why`.
+  // A collective operation of the members of a host; nullptr and `why` if this process cannot map it.
   static Window* Make(const Members& host, long long part_bytes, std::string* why);
   ~Window();
 
@@ -24,13 +24,13 @@ class Window {
   char* part(int place) const { return parts_ + place * part_bytes_; }
   char* result() const { return part(members_); }
 
-  // Members count what they have done, and wait until so many have.
+  // Each member signals the end of a phase, and waits for all others.
   void CountPacked() { Count(&head_->packed, packed_ + members_); }
   void AwaitPacked() { Await(head_->packed, packed_ += members_); }
   void CountSummed(int of) { Count(&head_->summed, summed_ + of); }
   void AwaitSummed(int of) { Await(head_->summed, summed_ += of); }
 
-  // No more is mapped by others: the descriptor is not needed.
+  // Closes the descriptor, after all members have mapped the memory.
   void Close();
 
  private:
@@ -53,7 +53,7 @@ class Window {
   const int members_;
   const long long part_bytes_;
   int descriptor_;
-  uint32_t packed_ = 0, summed_ = 0;  // what the counts have been waited for to be
+  uint32_t packed_ = 0, summed_ = 0;  // the values of the counters that were waited for last
 };
 
 }  // namespace parallax

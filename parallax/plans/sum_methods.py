@@ -1,14 +1,15 @@
-"""By which method workers put together what each has a part of, by the bytes of a message (parallax/native/sums.h).
+"""The methods of an all-reduce, selected by message size (parallax/native/sums.h).
 
-    doubling   recursive doubling: all of it to the worker at distance 1, 2, 4, ... (log2 W rounds, log2 W n bytes)
+    doubling   recursive doubling: the whole message to the worker at distance 1, 2, 4, ... (log2 W rounds,
+               log2 W n bytes)
     ring       around a ring, in W pieces, twice (2(W-1) rounds, 2(W-1)/W n bytes; Patarasuk and Yuan 2009)
     halving    half, a quarter, ... to the worker at distance 1, 2, 4, ..., and the same way back (2 log2 W rounds,
                2(W-1)/W n bytes; Rabenseifner 2004)
-    leader     workers of a host first, in shared memory; the first of each host doubles with those of other hosts
-    slices     workers of a host first, in shared memory; of H hosts, workers of equal place put a slice together, by
-               halving or a ring, and two by doubling (2(H-1)/H n bytes out of a host, the least possible)
+    leader     within each host in shared memory, then among the first workers of the hosts by recursive doubling
+    slices     within each host in shared memory, then each slice among the workers of equal local rank on H hosts, by
+               halving or a ring, or by doubling between two hosts (2(H-1)/H n bytes out of a host, the minimum)
 
-Distances 1 and 2 are within a host for the most part, so halving sends less out of a host than a ring.
+Most exchanges at distances 1 and 2 are within a host, so halving sends less out of a host than a ring.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ from parallax.base.strict import LARGEST, Count, Positive
 
 DOUBLING, RING, HALVING, LEADER, SLICES = "doubling", "ring", "halving", "leader", "slices"
 METHODS = (DOUBLING, RING, HALVING, LEADER, SLICES)
-"""In the order of their numbers in native code."""
+"""The methods, in the order of the enum in native code."""
 HOST_FIRST = (LEADER, SLICES)
 
 Method = Annotated[str, Meta(pattern="^(doubling|ring|halving|leader|slices)$")]
 
 RING_FROM_BYTES = 1 << 20
-"""From here on a ring takes no longer than halving: 5 MB among four hosts at 1 Gbit/s take 106 to 115 ms a step around
-the ring, and 118 to 122 by halving."""
+"""The size from which a ring is at least as fast as halving: a step that reduces 5 MB among four hosts at 1 Gbit/s
+takes 106 to 115 ms by a ring, and 118 to 122 ms by halving."""
 LEADER_UP_TO_BYTES = 1 << 14
-"""Up to here rounds count, and not bytes."""
+"""The size up to which latency dominates bandwidth."""
 ANY_BYTES = LARGEST
 MESSAGE_BYTES = 1 << 18
-"""From this size on a message of several tensors is full: 10 ms of a link of 200 Mbit/s, beside which the rounds of
-another are short."""
+"""The size of a full message of several tensors: 10 ms of a link of 200 Mbit/s, compared to which the rounds of another
+are short."""
 
 ALIKE = 1.05
-"""Methods are taken for equally fast where one takes no more than this times as long."""
+"""The ratio of durations up to which two methods are considered equally fast."""
 
-_BETWEEN = 8  # sizes that are looked at between two that were measured
+_BETWEEN = 8  # interpolated sizes between two measured ones
 
 
 @dataclass(frozen=True, slots=True)
 class SumRule:
-    """Messages of up to so many bytes are put together by a method.
+    """The method for messages up to a size.
 
     Attributes:
-        up_to_bytes: of the message.
+        up_to_bytes: the largest message of the rule.
         method: one of METHODS.
     """
 
@@ -62,11 +63,11 @@ class SumRule:
 
 @dataclass(frozen=True, slots=True)
 class SumRules:
-    """The methods of those that meet on some hosts.
+    """The methods of a team, by message size.
 
     Attributes:
-        workers_by_host: in the order of ranks, of hosts with any.
-        rules: rising in bytes; the last one has all that is longer.
+        workers_by_host: the number of members on each host, in the order of ranks.
+        rules: in ascending order of size; the last one applies to all longer messages.
     """
 
     workers_by_host: tuple[Positive, ...]
@@ -74,10 +75,10 @@ class SumRules:
 
 
 def stated_rules(workers_by_host: Sequence[int]) -> tuple[SumRule, ...]:
-    """The methods where none were measured.
+    """The default methods, without measurements.
 
     Args:
-        workers_by_host: of those that meet, in the order of ranks.
+        workers_by_host: the number of members on each host, in the order of ranks.
     """
     counts = [count for count in workers_by_host if count]
     if max(counts, default=1) > 1:
@@ -90,11 +91,11 @@ def stated_rules(workers_by_host: Sequence[int]) -> tuple[SumRule, ...]:
 
 
 def rules_for(workers_by_host: Sequence[int], known: Sequence[SumRules]) -> tuple[SumRule, ...]:
-    """The methods of those that meet: as measured of as many on each host, else as stated.
+    """The methods of a team: measured ones for the same number of members on each host, or else the defaults.
 
     Args:
-        workers_by_host: of those that meet, in the order of ranks.
-        known: measured.
+        workers_by_host: the number of members on each host, in the order of ranks.
+        known: the measured methods.
     """
     counts = tuple(count for count in workers_by_host if count)
     found = next((one.rules for one in known if one.workers_by_host == counts), None)
@@ -102,13 +103,13 @@ def rules_for(workers_by_host: Sequence[int], known: Sequence[SumRules]) -> tupl
 
 
 def fastest_rules(sizes_bytes: Sequence[int], seconds: Mapping[str, Sequence[float]]) -> tuple[SumRule, ...]:
-    """The fastest method of each size; between sizes that were measured by lines through the logarithms.
+    """The fastest method for each size, interpolated log-linearly between measured sizes.
 
-    The method of shorter messages is kept where no other is faster by more than a measurement is sure of.
+    The method of shorter messages is kept unless another is faster by more than the measurement error.
 
     Args:
-        sizes_bytes: of the messages, rising.
-        seconds: method -> seconds of a message of each size, or of the first ones only.
+        sizes_bytes: the measured sizes, ascending.
+        seconds: method -> the duration at each size, or at the first ones only.
     """
     points = [
         math.exp(math.log(low) + (math.log(high) - math.log(low)) * part / _BETWEEN)
@@ -131,7 +132,7 @@ def fastest_rules(sizes_bytes: Sequence[int], seconds: Mapping[str, Sequence[flo
 
 
 def seconds_at(size: float, sizes_bytes: Sequence[int], seconds: Sequence[float]) -> float | None:
-    """Seconds of a message, by lines through the logarithms of what was measured; None above it."""
+    """The duration of a message in seconds, interpolated log-linearly; None above the measured sizes."""
     place = max(bisect.bisect_left(sizes_bytes, size), 1)
     if place >= len(seconds):
         return None if size > sizes_bytes[len(seconds) - 1] else seconds[-1]
@@ -141,22 +142,22 @@ def seconds_at(size: float, sizes_bytes: Sequence[int], seconds: Sequence[float]
 
 
 def method_for(rules: Sequence[SumRule], message_bytes: float) -> str:
-    """The method of a message by rules that rise in bytes; the last one has all that is longer."""
+    """The method of a message by rules in ascending order of size."""
     place = bisect.bisect_left([rule.up_to_bytes for rule in rules], message_bytes)
     return rules[min(place, len(rules) - 1)].method
 
 
 def rules_text(rules: Sequence[SumRule]) -> str:
-    """The methods with the sizes at which they change."""
+    """The methods and the sizes at which they change, as text."""
     *before, last = rules
     return ", ".join([*(f"{rule.method} up to {rule.up_to_bytes:,} B" for rule in before), last.method])
 
 
 def sent_out_of_host(workers_by_host: Sequence[int], method: str) -> float:
-    """What the busiest host sends to others, in parts of the message; 0 for a single host.
+    """The bytes that the busiest host sends to others, as a multiple of the message; 0 for a single host.
 
     Args:
-        workers_by_host: in the order of ranks.
+        workers_by_host: the number of members on each host, in the order of ranks.
         method: one of METHODS.
     """
     counts = [count for count in workers_by_host if count]
@@ -190,13 +191,13 @@ def _of_doubling(counts: Sequence[int]) -> float:
 
 
 def _of_halving(counts: Sequence[int]) -> float:
-    return _of_distances(counts, lambda turn: 2 * 0.5 ** (turn + 1))  # there, and back
+    return _of_distances(counts, lambda turn: 2 * 0.5 ** (turn + 1))  # reduce-scatter, then all-gather
 
 
 def _of_distances(counts: Sequence[int], part: Callable[[int], float]) -> float:
-    """The most that a host sends where each turn passes a part to the worker at distance 1, 2, 4, ...
+    """The maximum that a host sends if round k sends a part to the worker at distance 2^k.
 
-    Where workers are not 2^k, some give all of theirs to the next one first, and get the result back.
+    If the number of workers is not a power of two, some send their message to a neighbor first and receive the result.
     """
     host_of = [host for host, count in enumerate(counts) for _ in range(count)]
     members = 1 << len(host_of).bit_length() - 1
