@@ -1,4 +1,4 @@
-"""Marks, while a step is traced, what its layers return, so that a model is cut by their names."""
+"""Marks the outputs of layers while a step is traced, so that a model can be cut at layers by name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from parallax.graph.cut.layers import mark_layer
 
 @contextmanager
 def layers_marked(kind: type[Any]) -> Iterator[None]:
-    """Within it, what layers return is marked.
+    """A context in which the outputs of layers are marked.
 
     Args:
-        kind: the class of all layers of a Keras.
+        kind: the base class of layers in a version of Keras.
     """
     own = kind.__call__
 

@@ -1,6 +1,6 @@
-"""The layers of a model in its graph: the ops that give what they return are marked with their names.
+"""Layers of a model in its graph: the ops that compute the outputs of layers are marked with the names of the layers.
 
-Ops that TensorFlow names after layers do not tell these apart: it numbers equal names, as layers do themselves.
+The names of ops do not identify layers: TensorFlow numbers equal names, as layers do themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LAYERS = "_parallax_layers"
 
 
 def mark_layer(op: Operation, name: str) -> None:
-    """Says that an op gives what a layer returns; the outermost layer that returns it is marked last."""
+    """Marks an op that computes the output of a layer; the outermost layer that returns it is marked last."""
     known = op.node_def.attr[LAYERS].list.s if LAYERS in op.node_def.attr else ()
     if name.encode() not in known:
         made = attr_value_pb2.AttrValue.ListValue(s=[*known, name.encode()])
@@ -23,7 +23,7 @@ def mark_layer(op: Operation, name: str) -> None:
 
 @once_per_view
 def nodes_of_layers(view: GraphView) -> dict[str, tuple[str, ...]]:
-    """Layer -> the nodes that give what its calls return, in the order of the graph."""
+    """Layer -> the nodes that compute the outputs of its calls, in the order of the graph."""
     found: dict[str, list[str]] = {}
     for name, node in view.nodes.items():
         for layer in node.attr[LAYERS].list.s if LAYERS in node.attr else ():

@@ -1,9 +1,9 @@
-"""What stages of a cut graph send each other: tensors, and words that something is done.
+"""Messages between the stages of a cut graph: tensors, and signals that nodes are done.
 
-A tensor goes right from the stage that makes it to each stage that takes it, once. Where a node waits for one of
-another stage, that stage says when it is done, once for all that the same nodes wait for. It does so where a node waits
-for a group, too: the group is everywhere, and each stage waits for its own members of it. What is everywhere itself
-waits for its own stage alone: it touches nothing that another stage has.
+A tensor is sent once from its stage directly to each stage that has consumers of it. A control dependency on a node of
+another stage becomes a signal from that stage, one for all dependencies of the same nodes. A control dependency on a
+group becomes a signal from each stage with members of the group, since groups are on every stage. Nodes that are on
+every stage wait for their own stage only: they touch nothing of other stages.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from parallax.graph.view import split_tensor
 
 @dataclass(frozen=True, slots=True)
 class StageMessage:
-    """Something that one stage sends to another in a run.
+    """A message from one stage to another in a run.
 
     Attributes:
-        number: of the message.
-        tensor: what is sent; empty for a word.
-        after: the nodes of which a word says that they are done; of a group, the sender's members of it.
+        number: the number of the message.
+        tensor: the sent tensor; empty for a signal.
+        after: the nodes whose end a signal reports; of a group, the sender's members.
         source: the stage that sends.
         target: the stage that receives.
-        takers: the nodes of the target that take the tensor, or wait for the word.
+        takers: the nodes of the target that consume the tensor, or wait for the signal.
     """
 
     number: int
@@ -37,16 +37,16 @@ class StageMessage:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes that give what is sent, or that a word waits for."""
+        """The nodes that compute the sent tensor, or that a signal waits for."""
         return (split_tensor(self.tensor)[0],) if self.tensor else self.after
 
 
 def find_messages(graph: GraphToCut, places: Mapping[str, int]) -> tuple[StageMessage, ...]:
-    """All that the stages of a graph send each other, whatever is run, in an order that all ranks find.
+    """All messages between the stages of a graph, for any run, in the same order on all ranks.
 
     Args:
         graph: the graph.
-        places: node -> stage, of all nodes that are not everywhere.
+        places: node -> stage, of all nodes that are on one stage only.
     """
     takers: dict[tuple[str, int, int], list[str]] = {}
     waiting: dict[tuple[str, int, int], list[str]] = {}
@@ -77,7 +77,7 @@ def find_messages(graph: GraphToCut, places: Mapping[str, int]) -> tuple[StageMe
 
 
 def _stages_behind(graph: GraphToCut, places: Mapping[str, int]) -> dict[str, frozenset[int]]:
-    """For each node the stages on which something must be done before it is: its own, or its group's members'."""
+    """For each node the stages that must finish before it: its own, or those of its group's members."""
     found: dict[str, frozenset[int]] = {}
     for node in graph.order:
         if node in places:
@@ -92,8 +92,8 @@ def messages_within(messages: tuple[StageMessage, ...], runs: set[str], fed: fro
 
     Args:
         messages: all.
-        runs: the nodes that it runs, on whichever stage.
-        fed: the tensors that it feeds, which nobody sends.
+        runs: the nodes of the run, on any stage.
+        fed: the fed tensors, which are not sent.
     """
     for one in messages:
         if one.tensor not in fed and not runs.isdisjoint(one.takers):

@@ -1,4 +1,4 @@
-"""The workers of a job, and the teams into which they split, each with a communicator of its own."""
+"""Splits the workers of a job into teams, each with its own communicator."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from parallax.plans.sum_methods import HOST_FIRST, METHODS, SumRules, rules_for
 
 
 class Teams:
-    """The workers of a job, and the teams into which their communicator splits (parallax/native/teams.h).
-
-    All workers must make it.
+    """The teams into which the workers of a job split (parallax/native/teams.h). Creating it is a collective operation.
 
     Args:
-        workers: communicator of all of them.
+        workers: the communicator of all workers.
         host: the number of this worker's host.
-        stage: which stage of the model it computes.
-        replica: of which replica of the model.
-        group: of which group of hosts it is.
+        stage: the stage of the model that this worker computes.
+        replica: the replica of the model to which this worker belongs.
+        group: the group of hosts to which this worker belongs.
     """
 
     def __init__(self, workers: Comm, host: int = 0, stage: int = 0, replica: int = 0, group: int = 0) -> None:
@@ -35,13 +33,13 @@ class Teams:
         self._workers_by_host: dict[str, tuple[int, ...]] = {}
 
     def find(self, among: str) -> Comm:
-        """The communicator of a team that this worker is in; all workers must ask for it the first time."""
+        """This worker's communicator in a team; the first call for a name is a collective operation of all workers."""
         from mpi4py import MPI
 
         return MPI.Intracomm.f2py(self._native.parallax_team(self._number, among.encode()))
 
     def _own(self, name: str, among: str) -> Comm:
-        """The communicator of a team that a node meets in.
+        """The communicator of the team of a node.
 
         Raises:
             TransformError: this worker is in no such team.
@@ -57,11 +55,11 @@ class Teams:
         return found
 
     def is_open(self, name: str) -> bool:
-        """Whether nodes of a name have a communicator."""
+        """Whether nodes with a name have a communicator."""
         return bool(self._native.parallax_is_open(name.encode()))
 
     def open(self, name: str, among: str) -> None:
-        """Gives exchanges of a name one; all members of the team must call it.
+        """Opens the channel of the exchanges with a name; all members of the team must call it.
 
         Raises:
             TransformError: this worker is in no such team.
@@ -70,16 +68,16 @@ class Teams:
         self._native.parallax_open(name.encode(), self._number, among.encode())
 
     def open_sums(self, name: str, among: str, part_bytes: int, known: Sequence[SumRules]) -> str:
-        """Gives all-reduces of a name one; as `open`.
+        """Opens the channel of the all-reduces with a name; all members of the team must call it.
 
         Args:
-            name: of the node.
+            name: the name of the node.
             among: the team.
-            part_bytes: of a message that are in shared memory at a time, where the methods need any.
-            known: the methods, as measured.
+            part_bytes: the part of a message that is in shared memory at a time, if the methods use shared memory.
+            known: the measured methods.
 
         Returns:
-            Why this host's workers share no memory; empty where they do, or need not.
+            The reason why this host's workers share no memory; empty if they do, or need not.
 
         Raises:
             TransformError: this worker is in no such team.

@@ -1,7 +1,7 @@
-"""The shapes of a transformed graph: those that the user's graph and new ops have, and what follows where they changed.
+"""Finds the shapes of a transformed graph from those of the user's graph and of new ops, and infers only changed ones.
 
-TensorFlow infers shapes of what it imports, which of a deep model takes longer than all passes together. So it is given
-only what takes something else than in the user's graph, with what is computed of that.
+TensorFlow infers shapes when it imports a graph, which takes longer than all passes together for a deep model. So it
+imports only nodes whose inputs differ from the user's graph, and the nodes that depend on them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _TAKEN = "taken"
 
 
 def with_shapes(graph_def: GraphDef, before: GraphView, made: Graph) -> GraphDef:
-    """A copy of a graph in which nodes have the shapes of what they give.
+    """A copy of a graph, annotated with output shapes.
 
     Args:
         graph_def: the transformed graph.
         before: the user's graph, with shapes.
-        made: a graph that has new ops, by the same names.
+        made: a graph with the new ops, under the same names.
     """
     found = tf.compat.v1.GraphDef()
     found.CopyFrom(graph_def)
@@ -44,7 +44,7 @@ def with_shapes(graph_def: GraphDef, before: GraphView, made: Graph) -> GraphDef
 
 
 def _is_other(view: GraphView, node: NodeDef, before: GraphView, is_new: bool) -> bool:
-    """Whether a node's shapes may be others than those that are known under its name."""
+    """Whether a node's shapes may differ from the known ones of its name."""
     known = before.nodes.get(node.name)
     if known is None:
         return not is_new
@@ -60,7 +60,7 @@ def _set_shapes(node: NodeDef, graph: Graph, name: str) -> None:
 
 
 def _infer(view: GraphView, changed: set[str], before: GraphView, made: Graph) -> Graph:
-    """A graph of some nodes; placeholders stand for what they take of others."""
+    """A graph of some nodes, in which placeholders replace inputs from other nodes."""
     part = tf.compat.v1.GraphDef()
     part.versions.CopyFrom(view.graph_def.versions)
     part.library.CopyFrom(view.graph_def.library)
@@ -101,7 +101,7 @@ def _infer(view: GraphView, changed: set[str], before: GraphView, made: Graph) -
 
 
 def _copy(part: GraphDef, node: NodeDef) -> NodeDef:
-    """A copy of a node that takes nothing, and is nowhere in particular."""
+    """A copy of a node without inputs and device."""
     copied = part.node.add()
     copied.CopyFrom(node)
     del copied.input[:]
