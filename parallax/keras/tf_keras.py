@@ -34,7 +34,7 @@ from parallax.base.types import (
     TensorShape,
     Variable,
 )
-from parallax.functions.tracing.layer_marks import layers_marked
+from parallax.functions.tracing.layer_marks import mark_layers
 from parallax.keras.epochs import BegunDataset, BegunDatasets
 from parallax.keras.progress import FitProgress
 from parallax.keras.traced_initializers import making_large
@@ -96,7 +96,7 @@ def converting_layers() -> Iterator[None]:
 
 def tracing(model: KerasModel, merges_rows: bool) -> AbstractContextManager[object]:
     """Within it a training step is traced, and what its layers return is marked."""
-    marked: AbstractContextManager[object] = layers_marked(tf_keras.layers.Layer)
+    marked: AbstractContextManager[object] = mark_layers(tf_keras.layers.Layer)
     return marked
 
 

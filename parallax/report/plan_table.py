@@ -11,7 +11,7 @@ from parallax.graph.spec import OPEN_SHAPE, VariableClass
 from parallax.plans.model_stages import idle_share
 from parallax.plans.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import COMPUTE, LINK, SESSION, Flip
-from parallax.report.text import align, bytes_text, first_named, hosts_text, ms_text, pluralize
+from parallax.report.text import align, bytes_text, hosts_text, list_first, ms_text, pluralize
 
 _SHOWN_PARTITIONS = 8
 _SHOWN_NAMES = 3
@@ -64,7 +64,7 @@ def _stage_texts(plan: Plan) -> list[str]:
         return []
     rows = []
     for number, stage in enumerate(plan.stages):
-        begins = first_named(stage.begins, 1) or "the batch"
+        begins = list_first(stage.begins, 1) or "the batch"
         holds, sends = bytes_text(stage.held_bytes), bytes_text(stage.sent_bytes)
         numbers = f"{len(stage.variables)}", f"{stage.parameters}", holds, f"{100 * stage.cost_share:.0f} %"
         rows.append((f"{number}", begins, *numbers, sends))
@@ -116,7 +116,7 @@ def _by_route(trained: list[VariablePlan]) -> list[str]:
     found = []
     for route, alike in sorted(by_route.items()):
         sizes = [v.cost.sent_bytes for v in alike if v.cost.sent_bytes is not None]
-        size = f", {bytes_text(sum(sizes))}{_unknown(alike)}" if sizes else " of unknown size"
+        size = f", {bytes_text(sum(sizes))}{_add_unknown(alike)}" if sizes else " of unknown size"
         found.append(f"{route} {pluralize(len(alike), 'variable')}{size}")
     return [f"By route: {'; '.join(found)}."]
 
@@ -298,11 +298,10 @@ def _total(trained: list[VariablePlan]) -> str:
     among = [v for v in trained if v.route != PS]
     served = [v for v in trained if v.route == PS]
     sent, moved = (bytes_text(sum(v.cost.sent_bytes or 0 for v in some)) for some in (among, served))
-    text = f"A worker sends at most {sent} per step{_unknown(among)}, and receives as much." if among else ""
+    text = f"A worker sends at most {sent} per step{_add_unknown(among)}, and receives as much." if among else ""
     if served:
-        text += (
-            f"{' ' if text else ''}A worker and the servers send each other at most {moved} per step{_unknown(served)}."
-        )
+        more = _add_unknown(served)
+        text += f"{' ' if text else ''}A worker and the servers send each other at most {moved} per step{more}."
     return text
 
 
@@ -314,13 +313,13 @@ def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str
         held += value_bytes(variable) * variable.owner_rows[server] // rows
         sent += plan.num_workers * (variable.cost.sent_bytes or 0) * variable.owner_rows[server] // rows
     host = f" on host {plan.servers[server]}" if len(plan.hosts) > 1 else ""
-    more = _unknown([v for v in variables if v.owner_rows[server]])
+    more = _add_unknown([v for v in variables if v.owner_rows[server]])
     return (
         f"Server {server}{host} holds {bytes_text(held)} of variables, and it and the workers send each other at most "
         f"{bytes_text(sent)} per step{more}."
     )
 
 
-def _unknown(variables: list[VariablePlan]) -> str:
+def _add_unknown(variables: list[VariablePlan]) -> str:
     unknown = sum(v.cost.sent_bytes is None for v in variables)
     return f", and {pluralize(unknown, 'variable')} of unknown size" if unknown else ""

@@ -41,7 +41,7 @@ def pluralize(count: int, what: str) -> str:
     return f"{count} {what}{'s' if count != 1 else ''}"
 
 
-def first_named(names: Sequence[str], most: int = 3) -> str:
+def list_first(names: Sequence[str], most: int = 3) -> str:
     """The first of some names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 

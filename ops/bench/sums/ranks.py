@@ -40,17 +40,17 @@ def main() -> None:
             run = runs.runner(method, int(size))
             for _ in range(_WARM_UP):
                 run()
-            once_s = _timed(run, members, _WARM_UP)[0]
+            once_s = _measure_runs(run, members, _WARM_UP)[0]
             counts[method] = max(2, min(_MOST_RUNS, math.ceil(float(turn_s) / once_s)))
             found[method][size] = []
         for _ in range(int(rounds)):
             for method in methods:
-                found[method][size].append(_timed(runs.runner(method, int(size)), members, counts[method]))
+                found[method][size].append(_measure_runs(runs.runner(method, int(size)), members, counts[method]))
     if members.rank == 0:
         Path(output).write_text(json.dumps(found), encoding="utf-8")
 
 
-def _timed(run: Callable[[], None], members: ProcessGroup, count: int) -> list[float]:
+def _measure_runs(run: Callable[[], None], members: ProcessGroup, count: int) -> list[float]:
     """Seconds of a sum, of the slowest worker, and bytes that the busiest host sends for it; the same on all."""
     from mpi4py import MPI
 

@@ -78,7 +78,7 @@ def lines_of(measured: Measured) -> list[str]:
         cells += [f"{took_s / measured.seconds(method, size):.2f}" for method in (RING, HALVING)]
         if place % 2:
             regrets.append(took_s / measured.seconds(measured.fastest(size), size) - 1)
-            errors.append(_predicted(measured, table, taken, size) / took_s - 1)
+            errors.append(_predict(measured, table, taken, size) / took_s - 1)
             cells += [f"{regrets[-1]:.1%}", f"{errors[-1]:+.1%}"]
         lines.append(_row([*cells, *[""] * (len(heads) + 2 - len(cells))]))
     lines += ["", f"Taken: {rules_text(rules)}. Without a profile: {rules_text(stated_rules(table.workers_by_host))}."]
@@ -92,7 +92,7 @@ def lines_of(measured: Measured) -> list[str]:
     return lines
 
 
-def _predicted(measured: Measured, table: SumTimings, method: str, size: int) -> float:
+def _predict(measured: Measured, table: SumTimings, method: str, size: int) -> float:
     counts = measured.workers_by_host
     members = len(counts) if len(counts) > 1 else counts[0]
     part = sent_out_of_host(counts, method) if len(counts) > 1 else 2 * (members - 1) / members

@@ -107,7 +107,7 @@ class GraphCut:
         number_of, before, last = self.forward.number_of(), set[int](), set[int]()
         found = []
         for place, name in enumerate(ends):
-            nodes = self._ops_named(name)
+            nodes = self._find_ops(name)
             numbers = {number_of[node] for node in nodes}
             here = self.forward.before(numbers)
             if not last <= here or numbers <= before:
@@ -123,7 +123,7 @@ class GraphCut:
             )
         return tuple(found)
 
-    def _ops_named(self, name: str) -> tuple[str, ...]:
+    def _find_ops(self, name: str) -> tuple[str, ...]:
         """The ops of the forward pass that a user has named: by the name of an op, of a tensor, or of a layer.
 
         Raises:

@@ -18,7 +18,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from parallax.base.types import Argument, Gradient, KerasOptimizer, KerasVariable, TensorLike, Variable
 from parallax.functions.tracing.batch_statistics import normalizations_of_keras
 from parallax.functions.tracing.keras_optimizers import merged_rows, rows_apart, taken_by_row
-from parallax.functions.tracing.layer_marks import layers_marked
+from parallax.functions.tracing.layer_marks import mark_layers
 from parallax.functions.tracing.libraries import LibraryVariable
 
 
@@ -50,7 +50,7 @@ def optimizers_seen(merges_rows: bool, made: list[KerasVariable] | None = None) 
     with ExitStack() as stack:
         stack.enter_context(taken_by_row())
         stack.enter_context(normalizations_of_keras())
-        stack.enter_context(layers_marked(Layer))
+        stack.enter_context(mark_layers(Layer))
         stack.enter_context(_variables_made_eagerly([] if made is None else made))
         for kind in _kinds_with_apply(BaseOptimizer):
             stack.enter_context(_applies_noted(kind, optimizers, stack, merged_rows if merges_rows else rows_apart))

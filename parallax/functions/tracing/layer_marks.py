@@ -13,7 +13,7 @@ from parallax.graph.cut.layers import mark_layer
 
 
 @contextmanager
-def layers_marked(kind: type[Any]) -> Iterator[None]:
+def mark_layers(kind: type[Any]) -> Iterator[None]:
     """A context in which the outputs of layers are marked.
 
     Args:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from parallax.base.errors import CheckpointError
 from parallax.base.types import Array, Comm, Operation, Session, Tensor
 from parallax.graph.ownership import Ownership
-from parallax.report.text import first_named
+from parallax.report.text import list_first
 from parallax.runtime.checkpoint.format.chain import States, state_of
 from parallax.runtime.checkpoint.format.folder import absolute, file_errors
 from parallax.runtime.checkpoint.format.folder_watch import FolderWatch
@@ -237,7 +237,7 @@ class KeptPositions:
             else:  # a worker that did not exist has its own seeds, and has not drawn these numbers before either
                 numbers[place][0] = stored[0][1]
         session.run(self.move, {self.go_to: numbers})
-        return [f"Random ops that it does not have begin anew: {first_named(anew)}."] if anew else []
+        return [f"Random ops that it does not have begin anew: {list_first(anew)}."] if anew else []
 
     def _take_inputs(self, found: StoredPositions, prefix: str) -> list[str]:
         size, notes = self.comm.Get_size(), []

@@ -14,7 +14,7 @@ import tensorflow as tf
 from parallax.base.types import Coordinator, Graph, RunContext, RunValues, Session
 from parallax.report.logger import log
 from parallax.report.show import show
-from parallax.report.text import bytes_text, first_named
+from parallax.report.text import bytes_text, list_first
 from parallax.runtime.checkpoint.checkpoints import step_tensor
 from parallax.runtime.checkpoint.format.stored_tensors import stored_variables
 from parallax.runtime.checkpoint.positions import KeptPositions
@@ -74,7 +74,7 @@ class PeerMemory:
         if self.store.comm.Get_rank() == 0:
             show(f"Resumed from step {state.chosen.step}: {name}\n")
             if lost:
-                log.warning(f"Rows that were on one host alone, which is not there, begin anew: {first_named(lost)}.")
+                log.warning(f"Rows stored on a lost host alone start from initial values: {list_first(lost)}.")
             for note in notes:
                 log.info(f"Resumed: {note}")
             tell_saved(state.chosen.step, loaded=True)

@@ -38,7 +38,7 @@ class Teams:
 
         return MPI.Intracomm.f2py(self._native.parallax_team(self._number, among.encode()))
 
-    def _own(self, name: str, among: str) -> Comm:
+    def _find_checked(self, name: str, among: str) -> Comm:
         """The communicator of the team of a node.
 
         Raises:
@@ -49,8 +49,8 @@ class Teams:
         found = self.find(among)
         if found == MPI.COMM_NULL:
             raise TransformError(
-                f"A node meets a team that its worker is in, but {name!r} meets {among!r}, and this worker is not in "
-                "that. Leave the node out of its graph."
+                f"A worker must be in the team of each of its exchanges, but {name!r} is among {among!r}, and this "
+                "worker is not in that team. Leave the exchange out of its graph."
             )
         return found
 
@@ -64,7 +64,7 @@ class Teams:
         Raises:
             TransformError: this worker is in no such team.
         """
-        self._own(name, among)
+        self._find_checked(name, among)
         self._native.parallax_open(name.encode(), self._number, among.encode())
 
     def open_sums(self, name: str, among: str, part_bytes: int, known: Sequence[SumRules]) -> str:
@@ -82,7 +82,7 @@ class Teams:
         Raises:
             TransformError: this worker is in no such team.
         """
-        team = self._own(name, among)
+        team = self._find_checked(name, among)
         if among not in self._workers_by_host:
             hosts = team.allgather(self._host)
             self._workers_by_host[among] = tuple(Counter(hosts).values())

@@ -71,7 +71,9 @@ def test_teams_sum_among_themselves_and_who_is_in_none_is_refused(results: Any) 
         assert found.get("leaders") == (0b101001 if rank in (0, 3, 5) else None)
         assert ("refused" in found) == (rank not in (0, 3, 5))
     said = results["teams"][1]["refused"]
-    assert said.startswith("A node meets a team that its worker is in, but 'teams/nobody' meets 'leaders'")
+    assert said.startswith(
+        "A worker must be in the team of each of its exchanges, but 'teams/nobody' is among 'leaders'"
+    )
 
 
 def test_workers_without_shared_memory_say_so_and_sum_over_mpi(results: Any) -> None:

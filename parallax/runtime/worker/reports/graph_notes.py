@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parallax.report.logger import log
-from parallax.report.text import bytes_text, first_named
+from parallax.report.text import bytes_text, list_first
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph
 
@@ -28,11 +28,11 @@ def tell_of_lost_positions(worker_graph: WorkerGraph) -> None:
     streams, inputs = worker_graph.streams.others, worker_graph.inputs.others
     if streams:
         log.info(
-            f"After a resume, these random ops draw other numbers than without one: {first_named(streams)}. "
+            f"After a resume, these random ops draw other numbers than without one: {list_first(streams)}. "
             "Checkpoints do not hold the state of random ops in loops and functions, and of some kinds."
         )
     if inputs:
         log.info(
-            f"After a resume, these iterators start at their first element: {first_named(inputs)}. Checkpoints do not "
+            f"After a resume, these iterators start at their first element: {list_first(inputs)}. Checkpoints do not "
             "hold the state of iterators that are chosen by a string, or read in conditionals and functions."
         )

@@ -48,7 +48,7 @@ def open_channels(
             teams.open_sums(f"{name}:parts", among, SHARED_BYTES_OF_SOME, known)
     if unshared:
         log.warning(
-            f"Workers of this host share no memory, as {unshared}. They add up gradients over MPI, which takes longer."
+            f"Workers of this host cannot share memory: {unshared}. They reduce gradients over MPI, which is slower."
         )
 
 
