@@ -56,6 +56,30 @@ SCATTERS = {
 }
 
 
+def pad(h: Any) -> Any:
+    """Two more rows along each of the first axes."""
+    return tf.pad(h, [[0, 2], [0, 2], [0, 0]])
+
+
+OF_OTHERS = {
+    "a row of another example": lambda h, n, lengths: tf.tensor_scatter_nd_update(h, [[2]], h[8:9] ** 2),
+    "rows of the next example": lambda h, n, lengths: tf.tensor_scatter_nd_add(
+        pad(h), tf.range(n)[:, None] * [1, 0] + tf.stack([tf.ones_like(lengths), lengths], 1), h[:, 0]
+    ),
+    "rows of twice the number": lambda h, n, lengths: tf.scatter_nd(
+        tf.range(n)[:, None] * [2, 0] + tf.stack([tf.zeros_like(lengths), lengths - 1], 1),
+        h[:, 0],
+        [2 * n, STEPS, 4],
+    ),
+    "rows in reverse": lambda h, n, lengths: tf.tensor_scatter_nd_add(
+        h, tf.stack([n - 1 - tf.range(n), lengths - 1], 1), h[:, 0]
+    ),
+    "rows along time": lambda h, n, lengths: tf.tensor_scatter_nd_add(
+        by_time(h), tf.stack([lengths - 1, tf.range(n)], 1), h[:, 0]
+    ),
+}
+
+
 def outcome(choose: Any, is_open: bool = True) -> Outcome:
     def build(rows: int | None) -> Any:
         x = v1.placeholder(tf.float32, [rows, STEPS, 4], name="x")
@@ -78,10 +102,10 @@ def test_nothing_is_gathered_in_a_fixed_batch(choice: str) -> None:
     assert (found.kind, found.gathers) == ("equal", ()), found
 
 
-def test_rows_of_another_example_are_one_process_s() -> None:
-    found = outcome(lambda h, lengths: tf.tensor_scatter_nd_update(h, [[2]], h[8:9] ** 2))
+@pytest.mark.parametrize("choice", OF_OTHERS)
+def test_rows_of_other_examples_are_one_process_s(choice: str) -> None:
+    found = outcome(lambda h, lengths: OF_OTHERS[choice](h, tf.size(lengths), lengths))
     assert found.kind == "equal", found
-    assert found.gathers
 
 
 @pytest.mark.parametrize("is_time_major", [True, False])
