@@ -56,20 +56,13 @@ SCATTERS = {
 }
 
 
-def pad(h: Any) -> Any:
-    """Two more rows along each of the first axes."""
-    return tf.pad(h, [[0, 2], [0, 2], [0, 0]])
-
-
 OF_OTHERS = {
     "a row of another example": lambda h, n, lengths: tf.tensor_scatter_nd_update(h, [[2]], h[8:9] ** 2),
-    "rows of the next example": lambda h, n, lengths: tf.tensor_scatter_nd_add(
-        pad(h), tf.range(n)[:, None] * [1, 0] + tf.stack([tf.ones_like(lengths), lengths], 1), h[:, 0]
+    "rows of the first example": lambda h, n, lengths: tf.tensor_scatter_nd_add(
+        h, tf.range(n)[:, None] * [0, 0] + tf.stack([tf.zeros_like(lengths), lengths - 1], 1), h[:, 0]
     ),
-    "rows of twice the number": lambda h, n, lengths: tf.scatter_nd(
-        tf.range(n)[:, None] * [2, 0] + tf.stack([tf.zeros_like(lengths), lengths - 1], 1),
-        h[:, 0],
-        [2 * n, STEPS, 4],
+    "rows in reverse, by differences": lambda h, n, lengths: tf.tensor_scatter_nd_add(
+        h, tf.range(n)[:, None] * [1, 0] + tf.stack([n - 1 - 2 * tf.range(n), lengths - 1], 1), h[:, 0]
     ),
     "rows in reverse": lambda h, n, lengths: tf.tensor_scatter_nd_add(
         h, tf.stack([n - 1 - tf.range(n), lengths - 1], 1), h[:, 0]
