@@ -46,6 +46,11 @@ def plan_of_file(path: Path, spec: GraphSpec, layout: Layout, config: Config, sy
             f"{path}: the plan was made with accumulate_steps {plan.accumulate_steps}, but the job asks for "
             f"{config.batches_per_update}. Make a new plan with `parallax plan --json`, or remove the setting."
         )
+    if config.staleness != plan.staleness:
+        raise PlanError(
+            f"{path}: the plan was made with staleness {plan.staleness}, but the job has {config.staleness}. Make a "
+            "new plan with `parallax plan --json`, or change the setting."
+        )
     if count_stages(config) not in (1, len(plan.stages)):
         raise PlanError(
             f"{path}: the plan was made with {len(plan.stages)} stages, but the job asks for {config.stages!r}. Make a "
@@ -65,6 +70,7 @@ def _check_possible(plan: Plan, spec: GraphSpec, layout: Layout, path: Path) -> 
         routes,
         wire_dtype=plan.wire_dtype,
         accumulate_steps=plan.accumulate_steps,
+        staleness=plan.staleness,
     )
     try:
         possible = make_plan(spec, layout, terms)

@@ -211,9 +211,10 @@ def _check_wishes(spec: GraphSpec, layout: Layout, constraints: PlanConstraints)
     if constraints.accumulate_steps < 1:
         raise PlanError(f"accumulate_steps must be at least 1, got {constraints.accumulate_steps!r}.")
     if not constraints.synchronous and constraints.run_option == "MPI":
+        sync = False if constraints.staleness is None else "bounded"
         raise PlanError(
-            "Asynchronous training (sync=False) keeps all trained variables on servers, but run option MPI starts no "
-            "servers. Use run_option='PS' or sync=True."
+            f"Asynchronous training (sync={sync!r}) keeps all trained variables on servers, but run option MPI "
+            "starts no servers. Use run_option='PS' or sync=True."
         )
     if not layout.servers and (constraints.run_option == "PS" or not constraints.synchronous):
         raise PlanError(

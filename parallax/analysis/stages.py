@@ -225,6 +225,7 @@ def constraints_of(config: Config, synchronous: bool = True) -> PlanConstraints:
         merges_in_host=config.communication_config.ps_config.local_aggregation,
         wire_dtype=config.wire_dtype,
         accumulate_steps=config.batches_per_update,
+        staleness=config.staleness,
     )
 
 

@@ -73,7 +73,7 @@ class GraphTaken(JobEnded):
 def parallel_run(
     single_gpu_graph: Graph,
     resource_info: str | Path | None = None,
-    sync: bool = True,
+    sync: bool | str = True,
     parallax_config: Config | None = None,
 ) -> tuple[Session, int, int, int]:
     """Trains a graph on all workers: plans and launches in the first process, returns a session in each worker.
@@ -85,7 +85,7 @@ def parallel_run(
         single_gpu_graph: a tf.Graph that trains on one device, with its update ops.
         resource_info: a resource file; None for workers on this machine.
         sync: whether every step uses the gradients of all workers. If not, all trained variables are on servers, and
-            every worker updates them by itself.
+            every worker updates them by itself; `bounded`: it does so at most `Config.staleness` runs ahead of others.
         parallax_config: settings.
 
     Returns:
@@ -101,7 +101,7 @@ def parallel_run(
 def plan(
     single_gpu_graph: Graph,
     resource_info: str | Path | None = None,
-    sync: bool = True,
+    sync: bool | str = True,
     parallax_config: Config | None = None,
 ) -> Plan:
     """Returns the plan that `parallel_run` makes of these arguments. Starts nothing; works in a notebook too.

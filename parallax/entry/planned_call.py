@@ -23,10 +23,10 @@ from parallax.runtime.measure.options import measure_options
 from parallax.runtime.replan.options import check_possible, replan_options
 from parallax.runtime.trace.options import make_ready, trace_options
 from parallax.runtime.worker.random_state import drawn_seed
-from parallax.settings import checks
 from parallax.settings.config import Config, moot_settings
 from parallax.settings.environment import Role, Settings, settings
 from parallax.settings.merge import merge_settings
+from parallax.settings.modes import resolve_sync
 
 _WITHOUT_STAGES = {
     "memory": "--memory",
@@ -60,15 +60,15 @@ class Call:
     decisions: GraphDecisions | None = None
 
 
-def checked_call(graph: Graph, resource_info: str | Path | None, sync: bool, given: Config | None) -> Call:
+def checked_call(graph: Graph, resource_info: str | Path | None, sync: bool | str, given: Config | None) -> Call:
     """Checks the arguments of a call; the command line overrides the script's configuration."""
     config = given if given is not None else Config()
     if not isinstance(config, Config):
         raise ConfigError(f"parallax_config must be a parallax.Config, got {config!r}.")
-    checks.truth("sync", sync)
     wanted = settings()
     config = merge_settings(replace(config), wanted)  # checked again, and later assignments have no effect
-    return Call(graph, resource_info, sync, config, replace(wanted, compute_dtype=config.compute_dtype))
+    is_synchronous, config = resolve_sync(sync, config)
+    return Call(graph, resource_info, is_synchronous, config, replace(wanted, compute_dtype=config.compute_dtype))
 
 
 class PlannedCall(NamedTuple):
@@ -114,7 +114,7 @@ def checked_cluster(call: Call) -> Cluster:
         from parallax.runtime.checkpoint.checkpoints import check_global_step
 
         check_global_step(call.graph, config.ckpt_config)  # otherwise every worker would refuse it
-    check_possible(replan_options(config, call.wanted), config, call.sync)
+    check_possible(replan_options(config, call.wanted), config)
     cluster = cluster_of(call.resource_info, config, call.wanted)
     check_profile(config, cluster.num_workers)
     return replace(cluster, mpirun_options=(*cluster.mpirun_options, *config.communication_config.mpi_config.words))

@@ -105,6 +105,7 @@ class PlanConstraints:
         memory_bytes: memory available to the processes of a host together, where a profile states none or more.
         wire_dtype: the element type in which float32 travels, one of half_precision.WIRE_DTYPES; None for its own.
         accumulate_steps: the number of batches whose gradients a worker accumulates before they are sent.
+        staleness: of asynchronous workers, how many runs one may be ahead of another; None for no bound.
     """
 
     run_option: str = "HYBRID"
@@ -118,6 +119,7 @@ class PlanConstraints:
     memory_bytes: int | None = None
     wire_dtype: str | None = None
     accumulate_steps: int = 1
+    staleness: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,7 @@ class Plan:
         stages: of the model, each computed by one worker of a replica; none where each worker has the whole model.
         sums: the methods of all-reduces by message size, as measured; without measurements the stated rule applies
             (parallax/plans/sum_methods.py).
+        staleness: of asynchronous workers, how many runs one may be ahead of another; None for no bound.
     """
 
     version: int
@@ -230,6 +233,7 @@ class Plan:
     accumulate_steps: Positive = 1
     stages: tuple[StagePlan, ...] = ()
     sums: tuple[SumRules, ...] = ()
+    staleness: Positive | None = None
 
     @property
     def num_workers(self) -> int:
@@ -264,7 +268,7 @@ class Plan:
     def to_json(self) -> str:
         """The plan as indented JSON, keys in a fixed order."""
         fields = asdict(self)
-        for name in ("stages", "sums"):  # only where there are any
+        for name in ("stages", "sums", "staleness"):  # only where there are any
             if not fields[name]:
                 del fields[name]
         return json.dumps(fields, indent=1) + "\n"

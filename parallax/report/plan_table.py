@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import fields
 
 from parallax.graph.spec import OPEN_SHAPE, VariableClass
+from parallax.plans.coordinates import locate
 from parallax.plans.model_stages import idle_share
 from parallax.plans.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import COMPUTE, LINK, SESSION, Flip
@@ -35,7 +36,7 @@ def plan_table(plan: Plan, shows_all: bool = False) -> str:
     alone = [v for v in rest if not any(v in alike for alike in folded)]
     step_s = plan.prediction.step_s
     columns = _COLUMNS if step_s is None else _TIMED_COLUMNS
-    lines = [f"Plan for {', '.join(members_texts(plan))}, graph {plan.fingerprint[:12]}"]
+    lines = [f"Plan for {', '.join(members_texts(plan))}, graph {plan.fingerprint[:12]}", *_coordinate_texts(plan)]
     stage_of = {name: f"stage {number}" for number, stage in enumerate(plan.stages) for name in stage.variables}
     lines += align(columns, [_row(v, step_s, stage_of.get(v.name, "")) for v in (*trained, *alone)])
     lines += [_folded_text(alike) for alike in folded]
@@ -50,6 +51,18 @@ def plan_table(plan: Plan, shows_all: bool = False) -> str:
     lines += step_texts(plan)
     lines.extend(f"note: {note}" for note in plan.notes)
     return "\n".join(lines) + "\n"
+
+
+def _coordinate_texts(plan: Plan) -> list[str]:
+    """How each group of variables is trained; empty where all are by synchronous data parallelism."""
+    groups = locate(plan)
+    if all(group.is_plain for group in groups):
+        return []
+    texts = [
+        f"{pluralize(len(group.variables), 'variable')} {group.split}, {group.updates}, by {group.exchange}"
+        for group in groups
+    ]
+    return [f"One model: {'; '.join(texts)}."]
 
 
 def _of_busiest_stage(plan: Plan, trained: list[VariablePlan]) -> list[VariablePlan]:

@@ -14,6 +14,7 @@ from tensorflow.core.framework import variable_pb2
 from tensorflow.core.protobuf import queue_runner_pb2
 from tensorflow.python.framework import meta_graph
 
+from parallax.analysis.reading.gradients import training_updates
 from parallax.base.types import (
     Argument,
     ConfigProto,
@@ -42,8 +43,9 @@ from parallax.runtime.worker.session.bfloat16 import options_with
 from parallax.runtime.worker.session.channels import close_stages
 from parallax.runtime.worker.session.direct import DirectRuns, Finishing, can_be_direct
 from parallax.runtime.worker.session.overlapping import MOST_ON_THEIR_WAY
-from parallax.runtime.worker.session.run_context import WorkerContext
+from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.runtime.worker.session.stage_failures import StageFailures
+from parallax.runtime.worker.session.staleness import BoundedStaleness, RunClocks
 from parallax.runtime.worker.session.user_hooks import LastHook, UserHook
 from parallax.settings.config import Config
 from parallax.transform.building import editor
@@ -93,6 +95,8 @@ def monitored_session(
             saved = checkpoints(graph, places, asked, members.workers, worker_graph.touched, kept)
             members.at_end.append(saved.finish)
             hooks.insert(-1, (CheckpointHook if is_equal else CallingHook)(saved, worker, not has_values))
+        if worker.plan is not None and worker.plan.staleness is not None:
+            hooks.insert(0, _bound_staleness(worker.plan.staleness, config, members, worker, hooks))
         if asked.memory_steps is not None:
             of_table = config.of_variables("memory_hosts")
             alone = ops_of(worker.analysed.spec, [name for name, number in of_table.items() if number == 1])
@@ -131,6 +135,17 @@ def monitored_session(
         if stages is not None:
             members.at_close.append(close_stages)
         return monitored, direct, saved, memory, values
+
+
+def _bound_staleness(
+    staleness: int, config: Config, members: ProcessGroup, worker: WorkerContext, hooks: Sequence[Hook]
+) -> BoundedStaleness:
+    """The hook that keeps this asynchronous worker within a number of runs of the others."""
+    clocks = RunClocks(members.target, _options(config, members), members.rank, members.size, staleness)
+    members.at_end.insert(0, clocks.end)  # what follows there waits for all workers
+    analysed = worker.analysed
+    training = TrainingRuns(worker, training_updates(analysed.captured, analysed.sources))
+    return BoundedStaleness(clocks, worker, training, [hook.join for hook in hooks if isinstance(hook, CallingHook)])
 
 
 def _scaffold(

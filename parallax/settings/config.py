@@ -135,6 +135,7 @@ class Config:
             batch; where examples interact, each is a batch by itself, and the plan says so.
         stages: cut the model: a number of stages, or the ops or layers that all but the last end with. None: no cut.
         micro_batches: another word for `accumulate_steps`, for stages.
+        staleness: with `sync="bounded"`, how many runs a worker may be ahead of the slowest; 0: synchronous servers.
         lazy_updates: whether rows without a gradient are updated when they are read, with the same result, not in every
             step.
         layouts: compute losses of a script's graph on the global batch. None: average gradients where that is
@@ -228,6 +229,7 @@ class Config:
         Option((RUN, PLAN), "with --stages, update once for M batches, or for M parts of Keras's", "M", parse=positive),
         rule=checks.number_or_none,
     )
+    staleness: int | None = setting(None, rule=partial(checks.number_or_none, least=0))
     lazy_updates: bool = setting(True, rule=checks.truth)
     layouts: bool | None = setting(None, rule=checks.truth_or_none)
     gather_limit: int | None = setting(None, rule=partial(checks.number_or_none, least=0))

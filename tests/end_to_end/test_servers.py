@@ -47,6 +47,16 @@ def test_adam_trains_without_waiting(counted):
     counted("adam")
 
 
+def test_a_slow_worker_delays_others_once_they_are_as_far_ahead_as_they_may_be(start, write, tmp_path):
+    write("machines", MACHINES.format(workers=3))
+    done = start(*RUN, SCRIPTS / "bounded.py", tmp_path / "kept", 4, 25).finish()
+    assert done.status == 0, str(done)
+    assert "at most 4 runs apart, by servers" in done.stdout, str(done)
+    for fast in range(2):  # the slow one is never ahead
+        assert "at most 4 runs ahead after 25" in done.lines(fast), str(done)
+    assert len(list((tmp_path / "kept").glob("*.index"))) > 2, str(done)  # written while workers waited
+
+
 @pytest.fixture
 def trained(start, write, tmp_path):
     """What two workers trained with some settings."""

@@ -27,6 +27,7 @@ from parallax.plans.plan import (
     RouteCost,
     VariablePlan,
 )
+from parallax.report.text import pluralize
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +185,15 @@ def plan_of(
         ),
         wire_dtype=constraints.wire_dtype,
         accumulate_steps=constraints.accumulate_steps,
+        staleness=constraints.staleness,
     )
 
 
 def _notes(constraints: PlanConstraints) -> tuple[str, ...]:
     notes = []
     if not constraints.synchronous:
-        notes.append("asynchronous: each worker updates the variables on the servers on its own")
+        bound = "" if constraints.staleness is None else f", at most {pluralize(constraints.staleness, 'run')} ahead"
+        notes.append(f"asynchronous: each worker updates the variables on the servers on its own{bound}")
     if constraints.accumulate_steps > 1:
         notes.append(note_of_batches(constraints.accumulate_steps))
     if not constraints.average_sparse:

@@ -265,7 +265,7 @@ class CallingHook(CheckpointHook):
         self._look()
         comm, session = self.checkpoints.storage.comm, self.worker.raw
         if comm.Get_rank():
-            self._come(session)
+            self.join(session)
             return
         config, step = self.checkpoints.config, self._step(session)
         by_steps = config.save_ckpt_steps is not None and step >= self._saved_step + config.save_ckpt_steps
@@ -285,12 +285,12 @@ class CallingHook(CheckpointHook):
         with self.worker.watch.run("the last checkpoint", "checkpoint, end", patient=True):
             arrived = self._ending.Ibarrier()
             while not arrived.Test():
-                self._come(session)
+                self.join(session)
                 time.sleep(_CALL_POLL_S)
         self._save(session, comm.bcast(self._read_step(session)), may_fail=False)
 
-    def _come(self, session: Session) -> None:
-        """Takes part in a checkpoint that worker 0 has called for."""
+    def join(self, session: Session) -> None:
+        """Takes part in a checkpoint that worker 0 has called for, if it has called for any."""
         comm = self.checkpoints.storage.comm
         if comm.Get_rank() and comm.iprobe(source=0):
             self._save(session, comm.recv(source=0))

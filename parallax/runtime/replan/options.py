@@ -43,19 +43,14 @@ def replan_options(config: Config, wanted: Settings) -> ReplanOptions | None:
     return ReplanOptions(asked.mode, asked.margin, asked.after_steps, path)
 
 
-def check_possible(wish: ReplanOptions | None, config: Config, sync: bool) -> None:
+def check_possible(wish: ReplanOptions | None, config: Config) -> None:
     """Refuses options that are impossible, before the start.
 
     Raises:
-        ConfigError: there is no profile to predict seconds from, or no step common to all workers.
+        ConfigError: there is no profile to predict seconds from.
     """
     if wish is None:
         return
-    if not sync:
-        raise ConfigError(
-            f"replan={wish.mode!r} changes the plan at the end of a step, but asynchronous workers (sync=False) have "
-            "no steps in common. Leave it off, or train with sync=True."
-        )
     if config.cluster_profile is None:
         raise ConfigError(
             f"replan={wish.mode!r} compares plans by predicted seconds, which need a cluster profile. Measure one "

@@ -62,14 +62,10 @@ def test_steps_without_a_mode_are_refused():
 
 def test_a_wish_that_cannot_be_met_is_refused_before_the_start():
     wish = replan_wish(Config(replan="ask"), Settings())
-    with pytest.raises(
-        ConfigError, match="replan='ask' changes the plan at the end of a step, but asynchronous workers"
-    ):
-        check_possible(wish, Config(cluster_profile="c.json"), False)
     with pytest.raises(ConfigError, match="predicted seconds, which need a cluster profile. Measure one"):
-        check_possible(wish, Config(), True)
-    check_possible(wish, Config(cluster_profile="c.json"), True)
-    check_possible(None, Config(), False)
+        check_possible(wish, Config())
+    check_possible(wish, Config(cluster_profile="c.json"))
+    check_possible(None, Config())
 
 
 def test_the_cluster_profile_reaches_the_workers_in_the_parcel():

@@ -1,0 +1,59 @@
+"""Resolves how workers wait for each other: `sync` of `parallel_run` together with `Config.staleness`.
+
+Contradictions between the two, and with other settings, are refused here, by the names of both settings; what only a
+plan can tell, such as that there are no servers, is refused by the planner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from parallax.base.errors import ConfigError
+from parallax.settings.config import Config
+
+BOUNDED = "bounded"
+"""The value of `sync` for asynchronous workers of which none is more than `staleness` runs ahead of another."""
+
+
+def resolve_sync(sync: object, config: Config) -> tuple[bool, Config]:
+    """Returns whether every step uses the gradients of all workers, and the configuration for that.
+
+    A staleness of 0 is synchronous training with all trained variables on servers: a worker that reads values of step n
+    then reads all updates of the steps before, and none of step n.
+
+    Args:
+        sync: True, False, or `bounded`.
+        config: has the staleness.
+
+    Raises:
+        ConfigError: `sync` is none of these, or contradicts a setting.
+    """
+    if sync is not True and sync is not False and sync != BOUNDED:
+        raise ConfigError(f"sync must be True, False or {BOUNDED!r}, got {sync!r}.")
+    if sync == BOUNDED and config.staleness is None:
+        raise ConfigError(
+            f"sync={BOUNDED!r} needs a bound, and staleness=None was given. Set Config(staleness=S), the number of "
+            "runs that a worker may be ahead of another, or pass sync=False for no bound."
+        )
+    if sync != BOUNDED and config.staleness is not None:
+        raise ConfigError(
+            f"staleness={config.staleness} bounds how far asynchronous workers drift apart, but sync={sync} was given. "
+            f"Pass sync={BOUNDED!r}, or leave staleness out."
+        )
+    refused = {
+        f"stages={config.stages!r}, which are synchronous": config.stages is not None,
+        f"replan={config.replan.mode!r}, which needs steps that all workers have in common": (
+            config.replan.mode != "off"
+        ),
+        "search_partitions=True, which needs steps that all workers have in common": config.search_partitions,
+    }
+    if sync is not True:
+        for what, is_set in refused.items():
+            if is_set:
+                raise ConfigError(
+                    f"sync={sync!r} keeps all trained variables on servers, where each worker updates them by itself. "
+                    f"It contradicts {what}. Leave that setting out, or pass sync=True."
+                )
+    if config.staleness == 0:
+        return True, replace(config, run_option="PS", staleness=None)
+    return sync is True, config
