@@ -36,7 +36,7 @@ def is_said(text: str) -> bool:
 @cache
 def _literals() -> tuple[str, ...]:
     """What stands between the places of all texts of the package, the longest first."""
-    found = set()
+    found: set[str] = set()
     for file in (ROOT / "parallax").rglob("*.py"):
         found.update(_texts(ast.parse(file.read_text(encoding="utf-8"))))
     return tuple(sorted((text for text in found if len(text) >= LEAST), key=lambda text: (-len(text), text)))

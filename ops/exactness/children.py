@@ -94,14 +94,14 @@ def _in_children(trials: Trials, numbers: Sequence[int], processes: int, until: 
         while groups and len(children) < processes and time.time() < until:
             connection, child = _begun(trials, groups.pop(0), until)
             children[connection] = child
-        for connection in wait(list(children), timeout=_SILENT_S / 10):
-            child = children[connection]  # type: ignore[index]
+        wait(list(children), timeout=_SILENT_S / 10)
+        for connection, child in [(one, child) for one, child in children.items() if one.poll()]:
             child.heard = time.time()
             try:
-                number, outcomes = connection.recv()  # type: ignore[union-attr]
+                number, outcomes = connection.recv()
             except EOFError:
                 child.process.join()
-                del children[connection]  # type: ignore[arg-type]
+                del children[connection]
                 if child.numbers and time.time() < until:
                     yield child.numbers[0], {"": _lost(f"its process ended with {child.process.exitcode}")}
                     groups.insert(0, child.numbers[1:])

@@ -208,7 +208,8 @@ class Draft:
     def table(self) -> tuple[str, int]:
         """A variable that is looked up: one that is there already, or a new one."""
         if self.tables and self.chance(0.4):
-            return self.tables[self.rng.randint(len(self.tables))]
+            name, rows = self.tables[self.rng.randint(len(self.tables))]
+            return name, rows
         name, rows = self.name("emb"), int(self.pick((11, 8, 13)))
         self.add(f'{name} = v1.get_variable("{name}", [{rows}, 4], F)', name)
         self.tables.append((name, rows))

@@ -193,7 +193,8 @@ class JobInMemory:
             By worker the values of its fetches, and those of `more`; True for an op that has run. A run that only keeps
             gradients gives None for what only an update gives.
         """
-        asked, all_names, all_feeds, shown, feeds = [], [], [], [], {}
+        asked, all_names, all_feeds, shown = [], [], [], []
+        feeds: dict[str, Any] = {}
         for rank, names in enumerate(self._names):
             sources = names.kept_by(tuple(fetches), given[rank])
             resolved = names.resolve(tuple(fetches), given[rank], self._kept[rank].next_run(sources, micro_batch))

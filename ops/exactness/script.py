@@ -124,7 +124,7 @@ def _joined_values(values: Sequence[Any]) -> Any:
 
 def fed(graph: Any, batch: dict[str, Any]) -> dict[str, Any]:
     """Of a batch what the graph has placeholders for, by tensor."""
-    parts = {}
+    parts: dict[str, Any] = {}
     for name, value in batch.items():
         is_sparse = isinstance(value, _Sparse)
         names = [f"{name}/{part}" for part in ("indices", "values", "shape")] if is_sparse else [name]

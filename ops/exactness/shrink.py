@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from ops.exactness.draft import Program, Statement
 from ops.exactness.trial import Outcome
@@ -45,13 +47,13 @@ def shrunk(program: Program, fault: Outcome, trial: Trial) -> tuple[Program, Out
 
 def _steps(program: Program) -> Iterator[Callable[[Program], Program]]:
     """What makes this program simpler; the last statement first, as leaving it out changes none before it."""
-    plain = {"workers": 2, "control_flow_v2": True, "resource": True, "tape": False, "optimizes": True}
+    plain: dict[str, Any] = {"workers": 2, "control_flow_v2": True, "resource": True, "tape": False, "optimizes": True}
     yield lambda one: _opened(replace(one, **plain))
     for statement in reversed(program.statements):
         if statement.plain:
-            yield lambda one, at=statement: _made_plain(one, at)
+            yield partial(_made_plain, statement=statement)
         elif not statement.is_kept or statement.instead:
-            yield lambda one, at=statement: _without(one, at)
+            yield partial(_without, statement=statement)
 
 
 def _without(program: Program, statement: Statement) -> Program:

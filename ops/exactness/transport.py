@@ -103,8 +103,8 @@ def check_meetings(views: Sequence[GraphView], fetches: Sequence[Iterable[str]],
 
 
 def _check_alike(where: str, collectives: Sequence[Iterable[str]]) -> None:
-    found = [set(names) for names in collectives]
-    for name in sorted(set.union(*found) - set.intersection(*found)):
+    found: list[set[str]] = [set(names) for names in collectives]
+    for name in sorted(found[0].union(*found) - found[0].intersection(*found)):
         waiting = [rank for rank, names in enumerate(found) if name in names]
         gone = [rank for rank, names in enumerate(found) if name not in names]
         raise MeetingError(f"{name}: workers {waiting} wait, and workers {gone} have ended {where} without it")

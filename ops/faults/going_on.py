@@ -13,11 +13,13 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import parallax
 from ops.faults.job import launch_within
 from ops.faults.training import IDS, LIMITS, ROWS, built
 from parallax.entry import api
+from parallax.runtime.launcher.launch import launch
 from parallax.runtime.supervisor.processes import JOB_ID
 
 LAST_STEP, CHECKPOINT_STEPS = 480, 10
@@ -39,7 +41,7 @@ def main() -> None:
     )
     graph = built()
     state = {variable.op.name: variable for variable in graph.get_collection("variables")}
-    api.launch = partial(launch_within, LIMITS, api.launch)
+    mock.patch.object(api, "launch", partial(launch_within, LIMITS, launch)).start()
     resource = None if where == "local" else where
     sess, size, worker, _ = parallax.parallel_run(graph, resource, parallax_config=config)
     with sess:

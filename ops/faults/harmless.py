@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from ops.faults.running import RunningJob, wait
@@ -38,7 +39,7 @@ def lose_image(job: RunningJob, number: int) -> str:
             continue
         with contextlib.suppress(ProcessLookupError):  # it was read to its end meanwhile
             os.kill(image, number)
-        if not wait(lambda image=image: not _is_image(image), _LIMIT_S):
+        if not wait(partial(_is_gone, image), _LIMIT_S):
             return f"the copy {image} is still there"
         if wait(lambda: job.said().count(_SKIPPED) > before, 1.0):
             return ""
@@ -81,6 +82,10 @@ def _is_image(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() == _IMAGE and _state(pid) != "Z"
     return False
+
+
+def _is_gone(pid: int) -> bool:
+    return not _is_image(pid)
 
 
 def _state(pid: int) -> str:

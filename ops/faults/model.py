@@ -71,7 +71,7 @@ class World:
         self.now_s = 0.0
         self.trace: list[str] = []
         self._watching = watching
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
         self.stall_s = random.uniform(*STALL_S)
         names = tuple(f"rank {rank}" for rank in range(len(hosts)))
@@ -90,12 +90,12 @@ class World:
         self._mpirun_status = 0
         self._mpirun_done_s = NEVER
 
-    def at(self, time_s: float, what: Callable[..., None], *arguments: Any) -> None:
+    def at(self, time_s: float, what: Callable[..., object], *arguments: Any) -> None:
         """Has something happen later."""
         self._number += 1
         heapq.heappush(self._heap, (time_s, self._number, what, arguments))
 
-    def soon(self, what: Callable[..., None], *arguments: Any) -> None:
+    def soon(self, what: Callable[..., object], *arguments: Any) -> None:
         """Has something happen after a short random time."""
         self.at(self.now_s + 0.01 + 0.04 * self.random.random(), what, *arguments)
 

@@ -63,9 +63,9 @@ def run_all(number: int, first: int) -> int:
         seconds = [t.seconds for t, d in zip(trials, ran, strict=True) if (d.job.kind != "tiny") == training]
         if seconds:
             median_s, worst_s = statistics.median(seconds), max(seconds)
-            what = "with TensorFlow" if training else "without TensorFlow"
+            kind = "with TensorFlow" if training else "without TensorFlow"
             print(
-                f"{len(seconds)} jobs {what}; from the fault to the end {median_s:.1f} s median, {worst_s:.1f} worst."
+                f"{len(seconds)} jobs {kind}; from the fault to the end {median_s:.1f} s median, {worst_s:.1f} worst."
             )
     return 1 if any(trial.what for trial in trials) else 0
 
@@ -209,5 +209,6 @@ class _Running:
     def _clean(self) -> None:
         """Removes what a job has left that had to be killed here, so that the next one is not blamed for it."""
         remove_scratch(self._scratch)
-        for name in self._lab.names if self._lab is not None else ():
-            remove_scratch(str(file) for file in self._lab.own_files(name))
+        if self._lab is not None:
+            for name in self._lab.names:
+                remove_scratch(str(file) for file in self._lab.own_files(name))

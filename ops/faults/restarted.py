@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -172,7 +173,7 @@ class _GoingOn:
         try:
             for _ in range(faults):
                 since_s = time.monotonic()
-                if not wait(lambda since_s=since_s: self._next_step_s(since_s) is not None, _HANG_S):
+                if not wait(partial(self._has_step_after, since_s), _HANG_S):
                     return found, f"hangs: no step: {self._said()}"
                 time.sleep(random.uniform(*_MOMENTS_S))
                 if self._job.process.poll() is not None or self._steps()[-1][1] > LAST_STEP - 50:
@@ -268,6 +269,9 @@ class _GoingOn:
 
     def _next_step_s(self, since_s: float, other_than: str = "") -> float | None:
         return next((at_s for job, _, at_s in self._steps() if at_s > since_s and job != other_than), None)
+
+    def _has_step_after(self, since_s: float) -> bool:
+        return self._next_step_s(since_s) is not None
 
     def _wrong(self, undisturbed: Path | None) -> str:
         if not wait(lambda: self._job.process.poll() is not None, _HANG_S):

@@ -119,7 +119,7 @@ def daemon_of(pid: int) -> int | None:
     with contextlib.suppress(psutil.Error):
         parent = psutil.Process(pid).parent()
         if parent is not None and parent.name() == "orted":
-            return parent.pid
+            return int(parent.pid)
     return None
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -17,6 +18,7 @@ import parallax
 from ops.faults.drawn import TRAINING
 from ops.faults.job import launch_within
 from parallax.entry import api
+from parallax.runtime.launcher.launch import launch
 from parallax.runtime.supervisor.limits import Limits
 
 LIMITS = Limits(beat_s=1.0, stopped_s=4.0, silent_s=10.0, word_s=1.0, unheard_s=12.0)
@@ -36,7 +38,7 @@ def main() -> None:
         seed=1,
     )
     graph, draw = built(), np.random.RandomState(1)
-    api.launch = partial(launch_within, LIMITS, api.launch)
+    mock.patch.object(api, "launch", partial(launch_within, LIMITS, launch)).start()
     resource = None if where == "local" else where
     sess, *_ = parallax.parallel_run(graph, resource, sync=kind != "asynchronous", parallax_config=config)
     with sess:

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if os.geteuid() != 0:
             raise holder.LabError("No lab can be made here: only root can make network namespaces.")
-        return arguments.does(arguments)
+        return int(arguments.does(arguments))
     except (holder.LabError, ValueError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1

@@ -109,7 +109,8 @@ def _transfers(lab: Hosts, group: Sequence[EmulatedHost], mtu: int, to_bridge: b
         for host, receiver in zip(group, receivers, strict=True):
             address = links.BRIDGE_ADDRESS if to_bridge else host.address
             size = sum(_sizes(host.rate_bytes_per_s, mtu))
-            argv = [*python, "send", address, str(receiver.stdout.readline()).strip(), str(size)]
+            assert receiver.stdout is not None  # a pipe
+            argv = [*python, "send", address, receiver.stdout.readline().strip(), str(size)]
             _started(lab.argv_on(host.name, argv) if to_bridge else lab.argv_on_bridge(argv), ends)
         return [_rate(receiver, host, mtu) for host, receiver in zip(group, receivers, strict=True)]
 

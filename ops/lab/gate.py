@@ -59,7 +59,8 @@ class Gate:
             try:
                 while not request.endswith(b"\n"):
                     request += agent.recv(_REQUEST_BYTES)
-                status = self._run(*json.loads(request), streams)
+                host, command = json.loads(request)
+                status = self._run(host, command, streams)
             finally:
                 for stream in streams:
                     os.close(stream)

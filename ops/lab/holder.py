@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ops.lab import links
 from ops.lab.hosts import EmulatedHost, Hosts
@@ -211,7 +211,7 @@ def _start(folder: Path, shape: Shape, lock: int) -> None:
         time.sleep(_POLL_S)
 
 
-def _shape(values: dict) -> Shape:
+def _shape(values: dict[str, Any]) -> Shape:
     return Shape(**{**values, "rates": tuple(values["rates"])})
 
 

@@ -66,7 +66,7 @@ def layer(
         raise ValueError(f"A layer's shapes must be known, and {unknown[0].name} is {unknown[0].shape}.")
     zeros = values is Values.ZEROS
 
-    @tf.custom_gradient
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(*taken: Any) -> Any:
         output = None if zeros else compute(*taken)
         like = _output_of(compute, taken) if zeros else output

@@ -40,7 +40,8 @@ def step_seconds(place: InLab, tasks: Sequence[Task], rounds: Rounds) -> tuple[t
         NotRunning: a job did not start, or did not come to its end.
     """
     with contextlib.ExitStack() as ends:
-        entries, steps, found = [], [], []
+        entries, steps = [], []
+        found: list[list[float]] = []
         for task in tasks:
             entry = ends.enter_context(Entry(place, task))
             warm = entry.take_turn(WARM_UP_STEPS, START_LIMIT_S)

@@ -47,4 +47,4 @@ def has_losses(model: str, sizes: Mapping[str, Any]) -> bool:
 
 def slowed(rate_bytes_per_s: float, sizes: Mapping[str, Any]) -> int:
     """The rate of a link in the twin: slower by the dilation of time, and by how much fewer the bytes are."""
-    return round(rate_bytes_per_s / (sizes["dilation"] * sizes["divisor"]))
+    return round(rate_bytes_per_s / float(sizes["dilation"] * sizes["divisor"]))

@@ -14,6 +14,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -190,7 +191,7 @@ class Entry:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _answers(self, kind: str, number: int, deadline_s: float) -> list[dict]:
+    def _answers(self, kind: str, number: int, deadline_s: float) -> list[dict[str, Any]]:
         """What all workers have written, as soon as they have."""
         files = [self._folder / f"{kind}-{number}-{rank}.json" for rank in range(self._task.workers)]
         while not all(file.exists() for file in files):

@@ -115,7 +115,9 @@ def run_race(place: Place, wanted: Wanted, tell: Callable[[str], None]) -> Race:
 def _run_heat(runners: list[_Runner], place: Place, wanted: Wanted, tell: Callable[[str], None]) -> list[_Runner]:
     """Runs as many systems side by side as memory allows; gives those that have to wait until these have ended."""
     with contextlib.ExitStack() as ends:
-        started, waiting, most_bytes = [], [], 0
+        started: list[_Runner] = []
+        waiting: list[_Runner] = []
+        most_bytes = 0
         for runner in runners:
             before = available_bytes()
             if started and before - most_bytes < RESERVE_BYTES:

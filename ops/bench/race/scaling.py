@@ -50,9 +50,9 @@ def families(races: Sequence[Race]) -> tuple[tuple[int, ...], ...]:
     for index, race in enumerate(races):
         alike = (race.model, race.settings, race.workers, race.rate_bytes_per_s, race.unit)
         again = 0
-        while race.hosts in found.setdefault((*alike, again), {}):
+        while race.hosts in (family := found.setdefault((*alike, again), {})):
             again += 1
-        found[(*alike, again)][race.hosts] = index
+        family[race.hosts] = index
     return tuple(tuple(by_hosts[hosts] for hosts in sorted(by_hosts)) for by_hosts in found.values())
 
 
@@ -86,8 +86,8 @@ def host_pairs(count: int) -> tuple[tuple[int, int], ...]:
 
 
 def _growth(few: Race, many: Race, system: str) -> Growth | None:
-    rates = [units_per_s(few, system), units_per_s(many, system)]
-    bounds = [bound_per_s(few), bound_per_s(many)]
-    if None in rates or None in bounds:
+    rate, larger_rate = units_per_s(few, system), units_per_s(many, system)
+    bound, larger_bound = bound_per_s(few), bound_per_s(many)
+    if rate is None or larger_rate is None or bound is None or larger_bound is None:
         return None
-    return Growth(system, (few.hosts, many.hosts), rates[1] / rates[0], bounds[1] / bounds[0])
+    return Growth(system, (few.hosts, many.hosts), larger_rate / rate, larger_bound / bound)

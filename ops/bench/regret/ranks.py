@@ -12,8 +12,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ops.bench.regret.cases import Case, case_from_json
 from ops.bench.regret.choices import analysed_of
 from parallax.analysis.stages import rewrites_of
 from parallax.plans.plan import Plan, plan_from_json
-from parallax.runtime.worker.main import wait_for_all
+from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
 from parallax.runtime.worker.session.channels import open_channels
 from parallax.runtime.worker.session.direct import DirectRuns
@@ -50,6 +51,10 @@ def main() -> None:
         wait_for_all(members.workers)
 
 
+def _run_next(run: Callable[[Any], None], batches: Iterator[Any]) -> None:
+    run(next(batches))
+
+
 def measured(case: Case, members: ProcessGroup, rounds: int, turn_s: float) -> list[list[float]]:
     """Seconds of a step, of the slowest worker, `[choice][round]`."""
     graph, analysed, train, feeds = analysed_of(case.model.sizes)
@@ -62,7 +67,7 @@ def measured(case: Case, members: ProcessGroup, rounds: int, turn_s: float) -> l
         session, run = _opened(name, graph, analysed, plan_from_json(choice.plan), members, train)
         fed = itertools.cycle([{f"{name}/{feeds[k].name}": v for k, v in batch.items()} for batch in batches])
         sessions.append(session)
-        steps.append(lambda run=run, fed=fed: run(next(fed)))
+        steps.append(partial(_run_next, run, fed))
     found: list[list[float]] = [[] for _ in steps]
     counts = []
     for step in steps:

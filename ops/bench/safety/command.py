@@ -110,4 +110,5 @@ def _measured(model: str, kind: str, wanted: argparse.Namespace) -> tuple[Ratios
             entry.finish()
     on, off = found["on"][1:], found["off"][1:]  # the first round warms up
     by_figure = [Ratios(tuple(a[figure] / b[figure] for a, b in zip(on, off, strict=True))) for figure in (0, 1)]
-    return *by_figure, *(statistics.median(one[figure] for one in on) for figure in (0, 1))
+    median_s, median_cpu_s = (statistics.median(one[figure] for one in on) for figure in (0, 1))
+    return by_figure[0], by_figure[1], median_s, median_cpu_s

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from parallax.runtime.supervisor.limits import Limits
 from parallax.runtime.supervisor.preload import SECRET
+
+if TYPE_CHECKING:
+    from parallax.runtime.launcher.launch import JobEnd
 
 NEVER = Limits(**dict.fromkeys(Limits.__dataclass_fields__, 1e8))
 """The limits of a job in which nobody ever proves to be alive, nor is waited for."""
@@ -22,20 +26,20 @@ KINDS = ("liveness", "fence")
 def turn_off(kind: str) -> None:
     """Has the job that this process starts or is of do without it."""
     from parallax.entry import api
+    from parallax.runtime.launcher import launch, mpirun
 
     if kind == "liveness":
         from parallax.runtime.worker import heartbeat
 
-        heartbeat.LIMITS = NEVER  # after its first beat the thread sleeps
-        api.launch = partial(_with, api.launch, {"limits": NEVER})
+        mock.patch.object(heartbeat, "LIMITS", NEVER).start()  # after its first beat the thread sleeps
+        mock.patch.object(api, "launch", partial(_with, launch.launch, {"limits": NEVER})).start()
     else:
-        from parallax.runtime.launcher import launch
+        without = partial(_without_secret, mpirun.mpirun_environment)
+        mock.patch.object(launch, "mpirun_environment", without).start()
 
-        launch.mpirun_environment = partial(_without_secret, launch.mpirun_environment)
 
-
-def _with(launch: Callable[..., int], changes: dict[str, Any], job: Any) -> int:
-    return launch(replace(job, **changes))
+def _with(launch_job: Callable[..., JobEnd], changes: dict[str, Any], job: Any) -> JobEnd:
+    return launch_job(replace(job, **changes))
 
 
 def _without_secret(environment_of: Callable[..., dict[str, str]], *given: Any) -> dict[str, str]:

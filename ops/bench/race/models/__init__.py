@@ -96,4 +96,5 @@ def model_of(name: str, **sizes: Any) -> Model:
     }
     if name not in known:
         raise ValueError(f"A model must be one of {', '.join(known)}, got {name!r}.")
-    return known[name](**sizes)
+    model: Model = known[name](**sizes)
+    return model

@@ -65,7 +65,7 @@ def zipf(draw: np.random.Generator, skew: float, rows: int, shape: Sequence[int]
 def _cumulative(skew: float, rows: int) -> np.ndarray:
     """Probability of an id at most k; kept, as it takes longer than all else of a batch."""
     cumulative = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -skew)
-    return cumulative / cumulative[-1]
+    return np.asarray(cumulative / cumulative[-1])
 
 
 def log_uniform(draw: np.random.Generator, rows: int, count: int) -> tuple[np.ndarray, int]:

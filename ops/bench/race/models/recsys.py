@@ -118,4 +118,4 @@ class RecSys:
 def _taste(feature: int, ids: np.ndarray) -> np.ndarray:
     """What each id adds to the score, in [-1, 1): the hidden rule."""
     mixed = (ids.astype(np.uint64) + np.uint64(1000 * feature)) * np.uint64(2654435761) % np.uint64(2**32)
-    return (mixed / 2.0**31 - 1.0).astype(np.float32)
+    return np.asarray(mixed / 2.0**31 - 1.0, np.float32)

@@ -96,7 +96,7 @@ def _draw(figure: Any, races: Sequence[Race], colour_by_system: dict[str, str]) 
 
 def _legend(figure: Any, all_axes: Sequence[Any], names: list[str]) -> None:
     """One for the whole row: the systems, then the bounds."""
-    drawn = {}
+    drawn: dict[str, Any] = {}
     for axes in all_axes:
         handles, labels = axes.get_legend_handles_labels()
         drawn |= dict(zip(labels, handles, strict=True))

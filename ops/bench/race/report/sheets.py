@@ -7,7 +7,7 @@ throughputs and their growth.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ops.bench.race.results import Race, Ran, Results
@@ -84,7 +84,7 @@ def notes(tables: Sequence[Sheet]) -> tuple[str, ...]:
 def race_sheet(race: Race, differences: Mapping[str, float]) -> Sheet:
     """One row a system."""
     ours = first_of_ours(race)
-    columns = {
+    columns: dict[str, Callable[[Ran], str]] = {
         "median step": lambda run: _ms(run.step_s),
         "undilated": lambda run: _ms(run.step_s / race.dilation) if race.device_s else NONE,
         "min-max": _spread,
