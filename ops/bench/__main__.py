@@ -16,6 +16,7 @@ from ops.bench.replan import command as replan
 from ops.bench.safety import command as safety
 from ops.bench.start import command as start
 from ops.bench.sums import command as sums
+from ops.bench.transports import command as transports
 from ops.bench.twin import command as twin
 from parallax.settings.arguments import CommandParser
 
@@ -38,6 +39,7 @@ def main() -> None:
     increments.add_command(commands)
     replan.add_command(commands)
     sums.add_command(commands)
+    transports.add_command(commands)
     twin.add_command(commands)
     arguments = parser.parse_args()
     arguments.run(arguments)

@@ -21,6 +21,7 @@ _MODULE_BY_SYSTEM = {
     "parallax-bf16": "parallax",
     "parallax-fp16": "parallax",
     "parallax-overlap": "parallax",
+    "parallax-ucx": "parallax",
     "parallax-beside": "parallax",
     "horovod": "horovod",
     "horovod-dense": "horovod",

@@ -1,7 +1,8 @@
 """Parallax: the graph for one device and `parallel_run`.
 
 `parallax` takes the routes that the plan chooses. `parallax-ROUTE` asks for that route for every table of the model;
-`parallax-bf16` and `parallax-fp16` for half precision on the wire, `parallax-overlap` for steps that overlap.
+`parallax-bf16` and `parallax-fp16` for half precision on the wire, `parallax-overlap` for steps that overlap,
+`parallax-ucx` for UCX in place of TCP and shared memory.
 `parallax-beside` is `parallax` by the code of another checkout, whose own copy of this file is run.
 """
 
@@ -47,13 +48,15 @@ def main() -> None:
         train = built.optimizer.minimize(built.loss)
     _, _, asked = task.system.partition("-")
     wire = {"bf16": "bfloat16", "fp16": "float16"}.get(asked)
-    is_route = asked and wire is None and asked != "overlap"
+    is_route = asked and wire is None and asked not in ("overlap", "ucx")
+    mpi = parallax.MPIConfig(mpirun_options="--mca pml ucx" if asked == "ucx" else "")
     config = parallax.Config(
         routes={table.name: asked for table in model.tables} if is_route else {},
         overlap=asked == "overlap",
         wire_dtype=wire,
         workers=task.workers,
         sess_config=task.session_config(),
+        communication_config=parallax.CommunicationConfig(mpi_config=mpi),
         seed=1,
         stall_timeout_s=math.inf,  # between its turns it is stopped, which would look like a stall
         **task.more.get("config", {}),
