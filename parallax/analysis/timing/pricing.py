@@ -3,7 +3,7 @@
 W workers, u touched rows, width d, e bytes an element, i bytes an id, w bytes the variable. A phase of the step costs
 what its busiest end (a link's direction) carries, plus the rounds of the process that waits longest, less the overlap
 of the two (step_time.py). Both add up over the variables, so this module computes each variable's contribution. An
-operation's line (`parallax.cluster.profiles.Line`) yields
+operation's line (`parallax.cluster.profiles.AlphaBeta`) yields
 
     base_s + per_peer_s * (members - 1)    a round, paid once by all who share it: a *charge*
     byte_s * bytes + bytes / rate          of an end: a *load*

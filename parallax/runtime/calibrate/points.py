@@ -2,7 +2,7 @@
 
 An operation is measured among members on separate hosts (`across`), the first 2, 4, 8, ... and all of them, and among
 the workers of one host (`within`), on all hosts concurrently. Bytes are those of the busiest link in its busier
-direction, as in `parallax.cluster.profiles.Line`, exactly: for n members
+direction, as in `parallax.cluster.profiles.AlphaBeta`, exactly: for n members
 
     all-reduce of w bytes          2 (n - 1) / n w      around a ring
     all-to-all, k bytes to each    (n - 1) k
