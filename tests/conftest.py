@@ -114,7 +114,7 @@ class WithoutTensorFlow:
             )
 
 
-SHARES = 8
+SHARES = 12
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.exactness.runs import JobInMemory
-from ops.exactness.session import NamedSession
+from ops.exactness.session import NamedSession, as_written
 from ops.exactness.transport import together
 from parallax import Config
 from parallax.analysis.cut.plan_stages import count_stages
@@ -111,7 +111,7 @@ class WorkersSession:
         runs += [op for op, _ in self.writes.values()]
         tables = [op.name for op in graph.graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)]
         graph_def = together([one.graph_def for one in made], [*runs, *tables], count)
-        session = NamedSession(graph_def, options or v1.ConfigProto())
+        session = NamedSession(graph_def, as_written(options))
         self.workers, self.size, self.stages, self.made = Alone(), size, count, made
         self.job = JobInMemory(session, analysed, made)
         for phase in initialization_phases(analysed.captured):
