@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from parallax.graph import shard
     from parallax.report.logger import log
     from parallax.settings.config import Config, ParallaxConfig
+    from parallax.settings.islands import Islands
     from parallax.settings.parts import (
         CheckPointConfig,
         CommunicationConfig,
@@ -51,6 +52,7 @@ __all__ = [
     "ConfigError",
     "GraphError",
     "GuardError",
+    "Islands",
     "LaunchError",
     "MPIConfig",
     "PSConfig",
@@ -77,6 +79,7 @@ _MODULE_BY_NAME = {
     "Config": "settings.config",
     "ParallaxConfig": "settings.config",
     "Variable": "settings.variables",
+    "Islands": "settings.islands",
     "function": "functions.function",
     "get_partitioner": "entry.partitioner",
     "log": "report.logger",

@@ -48,7 +48,7 @@ INSIDE = {
         ("supervisor",),
         ("launcher", "worker"),
         ("checkpoint", "trace"),
-        ("guard", "measure", "peers"),
+        ("guard", "islands", "measure", "peers"),
         ("calibrate", "check", "replan", "verify"),
         ("doctor",),
     ),

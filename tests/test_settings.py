@@ -9,6 +9,7 @@ from parallax.base.errors import ConfigError
 from parallax.entry import cli
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, Settings, as_variables, is_commanded, settings
+from parallax.settings.islands import Islands
 from parallax.settings.merge import merge_settings, options_by_setting
 from parallax.settings.options import OF_SCRIPTS, RUN, variable_of
 from parallax.settings.parts import ReplanConfig
@@ -94,6 +95,49 @@ def test_other_stages_are_refused(odd):
         Config(stages=odd)
 
 
+def test_islands_are_settings_or_their_text():
+    found = Config(islands="every=8, pull=0.5,simultaneous,count=3").islands
+    assert found == Islands(every=8, pull=0.5, simultaneous=True, count=3)
+    assert Config().islands is None and Config(islands=Islands()).islands == Islands(32, 0.7, 0.9)
+    assert merge_settings(Config(islands=Islands(every=4)), Settings(islands="every=2")).islands == Islands(every=2)
+
+
+@pytest.mark.parametrize(
+    ("odd", "rule"),
+    [
+        ({"every": 0}, "every must be an integer of at least 1, got 0"),
+        ({"every": 2.5}, "every must be an integer"),
+        ({"pull": 0}, "pull must be a number above 0 and at most 1, got 0"),
+        ({"pull": 1.5}, "pull must be a number"),
+        ({"pull": float("nan")}, "pull must be a number"),
+        ({"outer_rate": 0.0}, "outer_rate must be a number above 0"),
+        ({"outer_momentum": 1.0}, "outer_momentum must be a number at least 0 and below 1, got 1.0"),
+        ({"simultaneous": 1}, "simultaneous must be True or False"),
+        ({"simultaneous": True}, "must be below 2"),
+        ({"count": 1}, "count must be an integer of at least 2"),
+    ],
+)
+def test_other_islands_are_refused(odd, rule):
+    with pytest.raises(ConfigError, match=rule):
+        Islands(**odd)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("every=many", "every must be a number in islands, got 'many'"),
+        ("every=8,every=9", "must have each setting once"),
+        ("often=8", "Islands has no setting 'often'"),
+        ("every", "every must be an integer"),
+    ],
+)
+def test_other_texts_of_islands_are_refused(text, rule):
+    with pytest.raises(ConfigError, match=rule):
+        Config(islands=text)
+    with pytest.raises(ConfigError, match="islands must be a parallax.Islands"):
+        Config(islands=8)
+
+
 def test_micro_batches_say_how_many_batches_an_update_takes():
     assert Config().batches_per_update == 1
     assert Config(micro_batches=4).batches_per_update == Config(accumulate_steps=4).batches_per_update == 4
@@ -106,7 +150,7 @@ def test_settings_of_a_configuration_that_have_options_are_all_merged():
     for name in {field.name for field in fields(Config)} & {
         name for name, found in options_by_setting().items() if found
     }:
-        if name not in ("workers", "replan", "stages"):  # a resource file goes between; a part; a number, or names
+        if name not in ("workers", "replan", "stages", "islands"):  # a resource file goes between; others are parsed
             value = EXAMPLES.get(name, f"/{name}")
             found = getattr(merge_settings(config, Settings(**{name: value})), name)
             assert found == (Path(value) if str(value).startswith("/") else value)

@@ -16,6 +16,7 @@ from parallax.analysis.cut.plan_stages import count_stages, cut_of_plan, plan_in
 from parallax.analysis.layouts.notes import check_gather_limit, notes_of_kept
 from parallax.analysis.measuring.live_bytes import live_bytes
 from parallax.analysis.plan_file import plan_of_file
+from parallax.analysis.plan_islands import check_supported, islands_of, plan_in_islands
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagation.classify import classify
 from parallax.analysis.propagation.propagate import propagate, walk_graph
@@ -160,6 +161,8 @@ def plan_for(
         PlanError: when the configuration requires the impossible, or a file does not belong to graph or job.
     """
     constraints = constraints_of(config, synchronous)
+    if islands_of(layout, config) is not None:
+        check_supported(config, synchronous, layout)
     if config.plan_file is None:
         measured = read_measured(config.cluster_profile, config.model_profile)
         if hosts:
@@ -173,13 +176,16 @@ def plan_for(
 def _new_plan(
     analysed: AnalysedGraph, layout: Layout, config: Config, constraints: PlanConstraints, measured: PlanInputs
 ) -> Plan:
-    """The best plan, or that of a model in stages."""
-    if count_stages(config) == 1:
-        return feasible(analysed, layout, constraints, measured)
+    """The best plan, or that of a model in stages, or of a job in islands."""
 
     def make(replicas: Layout, terms: PlanConstraints) -> Plan:
         return feasible(analysed, replicas, terms, measured)
 
+    islands = islands_of(layout, config)
+    if islands is not None:
+        return plan_in_islands(layout, config, islands, constraints, make)
+    if count_stages(config) == 1:
+        return make(layout, constraints)
     captured, spec, sources = analysed.captured, analysed.spec, analysed.sources
     return plan_in_stages(captured, spec, sources, layout, config, constraints, make)
 
@@ -250,8 +256,9 @@ def simulation_of(
     Raises:
         PlanError: as `parallax.analysis.whatif.simulate.simulate`; when the profile belongs to other hosts.
     """
-    if count_stages(config) > 1:
-        raise PlanError("parallax simulate is not supported yet with stages. Leave the stages out.")
+    for name in ("stages", "islands"):
+        if getattr(config, name) not in (None, 1):
+            raise PlanError(f"parallax simulate is not supported yet with {name}. Leave the {name} out.")
 
     def plan(spec: GraphSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs) -> Plan:
         return feasible(replace(analysed, spec=spec), layout, constraints, measured)

@@ -56,6 +56,7 @@ class Host:
         num_servers: servers on it; None leaves the number to the plan.
         link_bytes_per_s: the rate of its network link in each direction; None if unknown.
         memory_bytes: the total for its processes; None if unknown.
+        island: the name of its island; None in a job without islands.
     """
 
     address: str
@@ -64,8 +65,11 @@ class Host:
     num_servers: int | None = None
     link_bytes_per_s: int | None = None
     memory_bytes: int | None = None
+    island: str | None = None
 
     def __post_init__(self) -> None:
+        if self.island is not None and not _NAME.fullmatch(self.island):
+            raise FieldError("island", "a name of letters, digits, dots, dashes and underscores", repr(self.island))
         if not _is_ip(self.address) and (_NUMERIC.fullmatch(self.address) or not _NAME.fullmatch(self.address)):
             raise FieldError("address", "a host name or an IP address", repr(self.address))
         if any(gpu < 0 for gpu in self.gpus) or len(frozenset(self.gpus)) < len(self.gpus):
@@ -182,12 +186,37 @@ class Cluster:
                 received = f"{host.address} twice" if host.address == first else f"{host.address} after {first}"
                 raise FieldError(f"hosts[{position}]", "each host once, with all its GPUs", received)
             machines.append(machine)
+        self._check_islands()
         if self.ports is not None and not 1 <= self.ports[0] <= self.ports[1] <= 65535:
             raise FieldError(
                 "ports", "two ports from 1 to 65535, the smaller first", f"{self.ports[0]}-{self.ports[1]}"
             )
         if not self.num_workers:
             raise FieldError("hosts", "a worker on at least one host", "hosts for servers only")
+
+    def _check_islands(self) -> None:
+        """Requires islands to be consecutive hosts with equally many workers, if any host has one."""
+        numbers: dict[str, int] = {}
+        last = None
+        for position, host in enumerate(self.hosts if any(host.island for host in self.hosts) else ()):
+            if host.island is None:
+                raise FieldError(f"hosts[{position}]", "the island of each host, or of none", f"{host.address} without")
+            if host.island in numbers and host.island != last:
+                raise FieldError(
+                    f"hosts[{position}]",
+                    "the hosts of an island one after the other",
+                    f"{host.address} of {host.island!r} after one of {last!r}",
+                )
+            last = host.island
+            numbers[last] = numbers.get(last, 0) + host.num_workers
+        if len({*numbers.values()}) > 1:
+            found = ", ".join(f"{number} in {name!r}" for name, number in numbers.items())
+            raise FieldError("hosts", "equally many workers in each island", found)
+
+    @property
+    def num_islands(self) -> int:
+        """The number of islands that its hosts name; 1 for none."""
+        return len({host.island for host in self.hosts})
 
     @property
     def num_workers(self) -> int:

@@ -143,11 +143,12 @@ def _host_without_numbers(
     servers: int | None = None,
     link_bytes_per_s: int | None = None,
     memory_bytes: int | None = None,
+    island: str | None = None,
 ) -> Host:
     if address.lower() not in LOOPBACK_NAMES:
-        return Host(address, 1, (), servers, link_bytes_per_s, memory_bytes)
+        return Host(address, 1, (), servers, link_bytes_per_s, memory_bytes, island)
     seen = this_machine or local_cluster().hosts[0]
-    return Host(address, seen.num_workers, seen.gpus, servers, link_bytes_per_s, memory_bytes)
+    return Host(address, seen.num_workers, seen.gpus, servers, link_bytes_per_s, memory_bytes, island)
 
 
 # --- YAML ---
@@ -258,10 +259,11 @@ def _host(item: _Value, this_machine: Host | None) -> Host:
     servers = fields["servers"].number() if "servers" in fields else None
     link_bytes_per_s = _bandwidth(fields["bandwidth"]) if "bandwidth" in fields else None
     memory_bytes = _memory(fields["memory"]) if "memory" in fields else None
+    island = fields["island"].text() if "island" in fields else None
     with _on_lines(item.file, item.line, _lines(fields)):
         if "gpus" in fields or "workers" in fields:
-            return Host(address, workers, gpus, servers, link_bytes_per_s, memory_bytes)
-        return _host_without_numbers(address, this_machine, servers, link_bytes_per_s, memory_bytes)
+            return Host(address, workers, gpus, servers, link_bytes_per_s, memory_bytes, island)
+        return _host_without_numbers(address, this_machine, servers, link_bytes_per_s, memory_bytes, island)
 
 
 def _lines(fields: Mapping[str, _Value]) -> dict[str, int]:

@@ -87,6 +87,12 @@ HOST_KEYS = (
         "The most that the job's processes take there, for `parallax plan --memory` and `doctor`.",
         "the cluster profile's, or this machine's",
     ),
+    Key(
+        "island",
+        "a name",
+        "The host's island, for `Config(islands=...)`: all hosts of an island have one name, and follow each other.",
+        "none",
+    ),
 )
 """Keys of an item of `hosts` that is a map."""
 

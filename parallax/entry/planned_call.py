@@ -28,15 +28,15 @@ from parallax.settings.environment import Role, Settings, settings
 from parallax.settings.merge import merge_settings
 from parallax.settings.modes import resolve_sync
 
-_WITHOUT_STAGES = {
+_OF_WHOLE_MODELS = {
     "memory": "--memory",
     "html": "--html",
     "trace": "--trace",
     "measure": "--measure",
     "verify_first": "--verify-first",
 }
-"""Features that assume each worker has the full model: settings, and their options."""
-_ROLES_WITHOUT_STAGES = (Role.VERIFY, Role.PROFILE, Role.CHECK)
+"""Features that assume one team of workers, each with the full model: settings, and their options."""
+_ROLES_OF_WHOLE_MODELS = (Role.VERIFY, Role.PROFILE, Role.CHECK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,15 @@ def plan_on(cluster: Cluster, analysed: AnalysedGraph, call: Call) -> Plan:
     """A plan of an analysed graph for some machines.
 
     Raises:
-        PlanError: the model is in stages, and a requested feature does not support these yet.
+        PlanError: there are stages or islands, and a requested feature does not support these yet.
     """
     plan = plan_for(analysed, layout_of(cluster), call.config, call.sync, [host.address for host in cluster.hosts])
-    if plan.stages:
-        asked = [option for name, option in _WITHOUT_STAGES.items() if getattr(call.wanted, name) is not None]
-        asked += [f"parallax {role.value}" for role in _ROLES_WITHOUT_STAGES if role is call.wanted.role]
+    if plan.stages or plan.islands is not None:
+        asked = [option for name, option in _OF_WHOLE_MODELS.items() if getattr(call.wanted, name) is not None]
+        asked += [f"parallax {role.value}" for role in _ROLES_OF_WHOLE_MODELS if role is call.wanted.role]
         if asked:
-            raise PlanError(f"{asked[0]} is not supported yet with stages. Leave it out, or the stages.")
+            what = "stages" if plan.stages else "islands"
+            raise PlanError(f"{asked[0]} is not supported yet with {what}. Leave it out, or the {what}.")
     return plan
 
 

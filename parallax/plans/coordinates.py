@@ -38,7 +38,7 @@ class Coordinates:
 
 
 def locate(plan: Plan) -> tuple[Coordinates, ...]:
-    """The coordinates of a plan's trained variables, in the order of their first names; all train one model."""
+    """The coordinates of a plan's trained variables, in the order of their first names."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for variable in plan.variables:
         if variable.route != NO_ROUTE:
@@ -54,6 +54,8 @@ def _split(plan: Plan, variable: VariablePlan) -> str:
 
 
 def _updates(plan: Plan) -> str:
+    if plan.islands is not None:
+        return f"{SYNCHRONOUS} within islands"
     if plan.synchronous:
         return SYNCHRONOUS
     return ASYNCHRONOUS if plan.staleness is None else f"at most {plan.staleness} runs apart"

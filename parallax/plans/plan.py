@@ -19,6 +19,7 @@ from msgspec import Meta
 from parallax.base.errors import PlanError
 from parallax.base.strict import Count, Finite, Positive, Text, checked_value, read_json, shown
 from parallax.graph.spec import GraphSpec, VariableClass
+from parallax.plans.island_plan import IslandPlan
 from parallax.plans.model_stages import StagePlan
 from parallax.plans.prediction import CostTerm, Flip, Prediction, ProfileUsed, Route, RunnerUp
 from parallax.plans.sum_methods import SumRules
@@ -42,10 +43,12 @@ class Layout:
     Attributes:
         hosts: the number of workers on each host, in the order of the ranks.
         servers: for each server that may be started, the number of its host.
+        islands: how many islands of consecutive workers the resource file names; 1 for none.
     """
 
     hosts: tuple[int, ...]
     servers: tuple[int, ...] = ()
+    islands: int = 1
 
     @property
     def num_workers(self) -> int:
@@ -216,6 +219,8 @@ class Plan:
         sums: the methods of all-reduces by message size, as measured; without measurements the stated rule applies
             (parallax/plans/sum_methods.py).
         staleness: of asynchronous workers, how many runs one may be ahead of another; None for no bound.
+        islands: how the workers are cut into islands; None where all train together. Routes and owners are then those
+            of one island.
     """
 
     version: int
@@ -234,6 +239,7 @@ class Plan:
     stages: tuple[StagePlan, ...] = ()
     sums: tuple[SumRules, ...] = ()
     staleness: Positive | None = None
+    islands: IslandPlan | None = None
 
     @property
     def num_workers(self) -> int:
@@ -242,8 +248,13 @@ class Plan:
 
     @property
     def num_replicas(self) -> int:
-        """The number of model replicas: W, or W divided by the number of stages."""
-        return self.num_workers // max(1, len(self.stages))
+        """The number of model replicas that train together: W, divided by the number of stages, or of islands."""
+        return self.num_workers // max(1, len(self.stages)) // self.num_islands
+
+    @property
+    def num_islands(self) -> int:
+        """The number of islands; 1 where all workers train together."""
+        return 1 if self.islands is None else self.islands.count
 
     @property
     def layout(self) -> Layout:
@@ -268,7 +279,7 @@ class Plan:
     def to_json(self) -> str:
         """The plan as indented JSON, keys in a fixed order."""
         fields = asdict(self)
-        for name in ("stages", "sums", "staleness"):  # only where there are any
+        for name in ("stages", "sums", "staleness", "islands"):  # only where there are any
             if not fields[name]:
                 del fields[name]
         return json.dumps(fields, indent=1) + "\n"
@@ -352,6 +363,8 @@ def _check_places(plan: Plan) -> None:
         raise ValueError(f"workers must be between 1 and {MOST_WORKERS}, got {plan.num_workers}")
     if plan.stages and (len(plan.stages) == 1 or plan.num_workers % len(plan.stages)):
         raise ValueError(f"{plan.num_workers} workers cannot be replicas of {len(plan.stages)} stages")
+    if plan.num_workers % plan.num_islands:
+        raise ValueError(f"{plan.num_workers} workers cannot be {plan.num_islands} islands of equally many")
     known = plan.prediction
     hosts = [*(load.host for load in known.loads), *(process.host for process in known.memory)]
     hosts += [phase.host for phase in known.phases if phase.host is not None]

@@ -36,7 +36,8 @@ def plan_table(plan: Plan, shows_all: bool = False) -> str:
     alone = [v for v in rest if not any(v in alike for alike in folded)]
     step_s = plan.prediction.step_s
     columns = _COLUMNS if step_s is None else _TIMED_COLUMNS
-    lines = [f"Plan for {', '.join(members_texts(plan))}, graph {plan.fingerprint[:12]}", *_coordinate_texts(plan)]
+    head = f"Plan for {', '.join(members_texts(plan))}, graph {plan.fingerprint[:12]}{_islands_text(plan)}"
+    lines = [head, *_coordinate_texts(plan)]
     stage_of = {name: f"stage {number}" for number, stage in enumerate(plan.stages) for name in stage.variables}
     lines += align(columns, [_row(v, step_s, stage_of.get(v.name, "")) for v in (*trained, *alone)])
     lines += [_folded_text(alike) for alike in folded]
@@ -62,7 +63,19 @@ def _coordinate_texts(plan: Plan) -> list[str]:
         f"{pluralize(len(group.variables), 'variable')} {group.split}, {group.updates}, by {group.exchange}"
         for group in groups
     ]
-    return [f"One model: {'; '.join(texts)}."]
+    models = "One model" if plan.islands is None else f"{plan.islands.count} models, one in each island"
+    return [f"{models}: {'; '.join(texts)}."]
+
+
+def _islands_text(plan: Plan) -> str:
+    """What a job in islands promises, in the plan's first line; empty where all workers train as one process."""
+    islands = plan.islands
+    if islands is None:
+        return ""
+    return (
+        f": {islands.count} islands of {pluralize(plan.num_replicas, 'worker')}, each as one process on its own "
+        f"batches, averaged every {pluralize(islands.every, 'update')}"
+    )
 
 
 def _of_busiest_stage(plan: Plan, trained: list[VariablePlan]) -> list[VariablePlan]:

@@ -7,6 +7,7 @@ Variables on servers have their values already.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 
 import tensorflow as tf
@@ -34,6 +35,8 @@ from parallax.runtime.checkpoint.positions import keep_positions
 from parallax.runtime.checkpoint.step_runs import StepRuns
 from parallax.runtime.checkpoint.values import VariableValues, values_of
 from parallax.runtime.guard.guard import Guard
+from parallax.runtime.islands.meetings import IslandMeetings
+from parallax.runtime.islands.own_state import entries_of_islands, island_places
 from parallax.runtime.peers.hook import PeerMemory, PeerMemoryHook
 from parallax.runtime.peers.memory import ops_of, peer_memory
 from parallax.runtime.peers.recovery import RecoveredState
@@ -50,6 +53,7 @@ from parallax.runtime.worker.session.user_hooks import LastHook, UserHook
 from parallax.settings.config import Config
 from parallax.transform.building import editor
 from parallax.transform.passes.cut_stages import ops_here
+from parallax.transform.passes.touched_rows import NO_ROW_MEMORY
 from parallax.transform.pipeline import WorkerGraph
 
 v1 = tf.compat.v1
@@ -66,13 +70,14 @@ def monitored_session(
     has_values: bool,
     place: editor.Worker,
     recovered: RecoveredState | None,
+    meetings: IslandMeetings | None,
 ) -> tuple[Session, DirectRuns | None, Checkpoints | None, PeerMemory | None, VariableValues | None]:
     """Opens TensorFlow's monitored session on this worker's graph, and its fast path.
 
     It also returns checkpoints, the state in the memory of hosts and values of variables, where these are configured.
 
     The initializers `later` run after the others; `place` is this worker's place among the workers; `recovered` is the
-    state to resume from, if hosts have it in memory.
+    state to resume from, if hosts have it in memory; `meetings` are those of islands, if there are several.
     """
     imported = _import(graph, worker_graph)
     stages = worker_graph.stages
@@ -88,13 +93,18 @@ def monitored_session(
         counters = [imported.get_operation_by_name(n) for n in own_initializers]
         saved = memory = kept = None
         asked, places, is_equal = config.ckpt_config, places_of(worker_graph), worker_graph.synchronous
+        touched, entries = worker_graph.touched, None
+        if meetings is not None:
+            places = island_places(places, graph, meetings)
+            meetings.open(places, touched)
+            touched, entries = NO_ROW_MEMORY, partial(entries_of_islands, meetings=meetings)
         if asked.keeps_state and place.keeps_positions and worker.positions is not None:
-            shares = place.size if place.shares is None else place.shares
+            shares = place.among_all.size if place.shares is None else place.shares
             kept = keep_positions(worker_graph, worker.positions, members.workers, place.seed, shares)
         if asked.ckpt_dir is not None:
-            saved = checkpoints(graph, places, asked, members.workers, worker_graph.touched, kept)
+            saved = checkpoints(graph, places, asked, members.workers, touched, kept, entries)
             members.at_end.append(saved.finish)
-            hooks.insert(-1, (CheckpointHook if is_equal else CallingHook)(saved, worker, not has_values))
+            hooks.insert(-1, (CheckpointHook if is_equal else CallingHook)(saved, worker, not has_values, meetings))
         if worker.plan is not None and worker.plan.staleness is not None:
             hooks.insert(0, _bound_staleness(worker.plan.staleness, config, members, worker, hooks))
         if asked.memory_steps is not None:
@@ -105,6 +115,8 @@ def monitored_session(
             hooks.insert(-1, PeerMemoryHook(memory, worker, runs, ends_early=saved is None))
 
         def resume(session: Session) -> None:
+            if meetings is not None:
+                meetings.begin(session)
             if (memory is None or not memory.load(session)) and saved is not None:
                 saved.load(session)
             if kept is not None:
@@ -132,6 +144,8 @@ def monitored_session(
             members.at_end.append(direct.settle)
             if worker.stages is not None:
                 worker.stages.settle = direct.settle
+            if meetings is not None:
+                meetings.settle = direct.settle
         if stages is not None:
             members.at_close.append(close_stages)
         return monitored, direct, saved, memory, values

@@ -23,6 +23,7 @@ from parallax.plans.plan import Layout, Plan, plan_from_json
 from parallax.report.logger import log
 from parallax.runtime.checkpoint.positions import StoredPositions, stored_positions
 from parallax.runtime.guard.guard import Guard
+from parallax.runtime.islands.meetings import MeetingsBetweenSteps, meetings_of
 from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.measure.options import MeasureOptions
 from parallax.runtime.monitored_session import monitored_session
@@ -33,8 +34,8 @@ from parallax.runtime.replan.options import ReplanOptions
 from parallax.runtime.replan.partition_trials import PartitionSearch, searches
 from parallax.runtime.replan.replan import Replan
 from parallax.runtime.replan.requested_plan import RequestedChange
-from parallax.runtime.trace.hook import TraceHook
-from parallax.runtime.trace.options import TraceOptions, make_ready
+from parallax.runtime.session_hooks import profile_hooks, trace_hooks
+from parallax.runtime.trace.options import TraceOptions
 from parallax.runtime.verify.claim_records import KeptTensors
 from parallax.runtime.worker.heartbeat import Heartbeat, current_heartbeat
 from parallax.runtime.worker.job_message import JobMessage
@@ -49,7 +50,6 @@ from parallax.runtime.worker.session.channels import open_channels, open_stages
 from parallax.runtime.worker.session.names import Names
 from parallax.runtime.worker.session.one_graph import launchers_graph, take_launchers_graph
 from parallax.runtime.worker.session.positions import InputPositions
-from parallax.runtime.worker.session.profile_files import ProfileHook
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.runtime.worker.session.session_parts import BetweenStepsHook
 from parallax.runtime.worker.session.stage_values import StageValues
@@ -118,6 +118,7 @@ def open_session(
         hooks = _hooks(config, extras, members, worker, training, made, first)
         guard = _guard(config, members, worker, made.analysed, made.worker_graph)
         later = initialization_phases(made.analysed.captured)[1:]
+        meetings = meetings_of(made.alone.spec, made.plan, made.worker_graph, members, worker, config.guard)
         monitored, direct, saved, memory, values = monitored_session(
             graph,
             made.worker_graph,
@@ -129,6 +130,7 @@ def open_session(
             extras.has_values,
             made.place,
             made.recovered,
+            meetings,
         )
         over = ChangeOver(members, worker, made.analysed, made.place, made.worker_graph, saved, guard, memory)
         between_steps: list[BetweenStepsHook] = []
@@ -139,7 +141,9 @@ def open_session(
             between_steps.append(PartitionSearch(members, worker, training, made.alone.spec, wished, over))
         layout = Layout(made.plan.hosts, parcel.servers)
         change = RequestedChange(worker, training, made.alone.spec, layout, over, members.workers)
-        if members.peers is None:
+        if meetings is not None:
+            between_steps.append(MeetingsBetweenSteps(meetings, training, saved is not None))
+        elif members.peers is None:
             between_steps.append(change)
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), members.rank, monitored.graph)
@@ -148,12 +152,13 @@ def open_session(
     gc.freeze()  # graphs are many objects that stay: repeated garbage collection over them costs a tenth of a step
     for act in members.when_built:
         act(members.rank)
+    in_script, size, rank = members.in_script
     session = Session(
-        worker, monitored, members.replicas, members.team.Dup(), direct, between_steps, guard, values, change
+        worker, monitored, members.replicas, in_script.Dup(), direct, between_steps, guard, values, change, meetings
     )
     if saved is not None:
         session.resumed_step, session.checkpoints = saved.loaded_step, saved
-    return session, members.replicas, members.replica
+    return session, size, rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +187,7 @@ def _make_graph(
 ) -> _WorkerSetup:
     """Starts Horovod, reads the launcher's graph and plan, and transforms the graph as all workers do."""
     plan, equal_randomness = plan_from_json(parcel.plan), extras.equal_randomness
-    members.form_teams(len(plan.stages))
+    members.form_teams(len(plan.stages), plan.num_islands)
     if extras.decisions is None:
         alone = _read_graph(graph, config, parcel, plan, members)
     else:
@@ -204,7 +209,8 @@ def _make_graph(
     if saved.keeps_state and plan.synchronous and not plan.stages:
         place = _going_on(place, _positions_of(recovered, saved, members.workers))
     overlaps = config.overlap and not equal_randomness
-    worker_graph = transform(analysed.captured.view, rewrites, place, saved.remembers_rows, overlaps)
+    remembers_rows = saved.remembers_rows or plan.islands is not None
+    worker_graph = transform(analysed.captured.view, rewrites, place, remembers_rows, overlaps)
     if members.rank == 0:
         tell_of_whole_values(worker_graph.cut_whole)
         tell_of_lost_positions(worker_graph)
@@ -243,7 +249,8 @@ def _training(worker: WorkerContext, made: _WorkerSetup, members: ProcessGroup, 
     updates = training_updates(made.analysed.captured, made.analysed.sources)
     training = TrainingRuns(worker, updates)
     inputs = {one.name: one for one in made.worker_graph.inputs.kept}
-    worker.positions = InputPositions(members.replica, members.replicas, training.trains, inputs, made.plan.synchronous)
+    _, size, rank = members.in_script
+    worker.positions = InputPositions(rank, size, training.trains, inputs, made.plan.synchronous)
     view = made.analysed.captured.view
     if not extras.equal_randomness:  # a comparison fetches only what was requested
         worker.log = RunLog(view, updates, members.rank == 0, may_idle=extras.has_values)
@@ -284,8 +291,8 @@ def _hooks(
     first: FirstSteps | None,
 ) -> list[Hook]:
     """The hooks of the session's runs, in order."""
-    found: list[Hook] = [*_profile(config, members.rank, worker, training)]
-    found += _trace(extras.trace, worker, training, made.worker_graph)
+    found: list[Hook] = [*profile_hooks(config, members.rank, worker, training)]
+    found += trace_hooks(extras.trace, worker, training, made.worker_graph)
     if extras.kept is not None:
         found.append(KeptTensors(extras.kept, members.rank, training))
     if first is not None:
@@ -340,10 +347,12 @@ def _place(members: ProcessGroup, config: Config, equal_randomness: bool) -> edi
         size=members.replicas,
         seed=members.parcel.seed,
         equal_randomness=equal_randomness,
-        hosts=members.parcel.hosts[members.stage :: members.size // members.replicas],
+        hosts=members.hosts_of_team,
         merges_in_host=aggregates and members.host_workers is not None,
         servers=members.parcel.servers,
         stage=members.stage,
+        island=members.island,
+        islands=members.islands,
     )
 
 
@@ -351,8 +360,8 @@ def _going_on(place: editor.Worker, found: StoredPositions | None) -> editor.Wor
     """Restores the seed and the sharding of datasets from the start of the job, if the latest checkpoint has them."""
     if found is None:
         return replace(place, keeps_positions=True)
-    shares = None if found.is_in_shares(place.size) else found.shares
-    if found.seed != place.seed and place.rank == 0:
+    shares = None if found.is_in_shares(place.among_all.size) else found.shares
+    if found.seed != place.seed and place.among_all.rank == 0:
         log.info(f"The seed is that of the job's first start, {found.seed}, so that all goes on in one order.")
     return replace(place, keeps_positions=True, seed=found.seed, shares=shares)
 
@@ -376,24 +385,3 @@ def _agree(what: str, text: str) -> None:
             raise PlanError(
                 f"All workers must have the same {what}, but worker {rank} has another. Start the job again."
             )
-
-
-def _profile(config: Config, rank: int, worker: WorkerContext, training: TrainingRuns) -> list[ProfileHook]:
-    """The hook that traces steps, if any are to be traced on this worker."""
-    wanted = config.profile_config
-    if wanted.profile_dir is None or wanted.profile_worker not in (None, rank):
-        return []
-    return [ProfileHook(wanted, rank, worker, training)]
-
-
-def _trace(
-    wish: TraceOptions | None, worker: WorkerContext, training: TrainingRuns, worker_graph: WorkerGraph
-) -> list[TraceHook]:
-    """The hook that traces steps of all workers, if any are to be traced."""
-    if wish is None:
-        return []
-    members = current_process_group()
-    make_ready(wish.folder, members.rank)
-    hook = TraceHook(wish, members, worker, training, worker_graph.synchronous)
-    members.at_end.append(hook.finish)
-    return [hook]

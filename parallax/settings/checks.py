@@ -89,6 +89,17 @@ def number(name: str, value: object, least: int = 1) -> int:
     return int(value)
 
 
+def between(
+    name: str, value: object, least: float, most: float, has_least: bool = True, has_most: bool = True
+) -> float:
+    """A number between bounds, which may belong to the range or not."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if least < value < most or (value == least and has_least) or (value == most and has_most):
+            return value
+    low, high = f"{'at least' if has_least else 'above'} {least}", f"{'at most' if has_most else 'below'} {most}"
+    raise ConfigError(f"{name} must be a number {low} and {high}, got {value!r}.")
+
+
 def seconds_or_none(name: str, value: object) -> float | None:
     """Seconds above 0, or None."""
     return None if value is None else seconds(name, value)

@@ -17,6 +17,7 @@ from parallax.base.types import ConfigProto, Hook
 from parallax.plans.half_precision import WIRE_DTYPES
 from parallax.plans.plan import RUN_OPTIONS
 from parallax.settings import checks
+from parallax.settings.islands import Islands
 from parallax.settings.options import (
     DOCTOR,
     PLAN,
@@ -77,6 +78,12 @@ def _stages(name: str, value: object) -> int | tuple[str, ...] | None:
     )
 
 
+def _islands(name: str, value: object) -> Islands | None:
+    if isinstance(value, str):
+        return Islands.of_text(value)
+    return None if value is None else checks.instance_of(name, value, Islands)
+
+
 def _sess_config(name: str, value: object) -> ConfigProto:
     if value is not None and not hasattr(value, "gpu_options"):
         raise ConfigError(f"{name} must be a tf.ConfigProto, or None, got {value!r}.")
@@ -134,6 +141,7 @@ class Config:
             Keras and `parallax.function`: micro-batches into which a step's batch is cut, with the result of the whole
             batch; where examples interact, each is a batch by itself, and the plan says so.
         stages: cut the model: a number of stages, or the ops or layers that all but the last end with. None: no cut.
+        islands: train islands of workers by themselves, and average them now and then. None: all workers together.
         micro_batches: another word for `accumulate_steps`, for stages.
         staleness: with `sync="bounded"`, how many runs a worker may be ahead of the slowest; 0: synchronous servers.
         lazy_updates: whether rows without a gradient are updated when they are read, with the same result, not in every
@@ -230,6 +238,11 @@ class Config:
         rule=checks.number_or_none,
     )
     staleness: int | None = setting(None, rule=partial(checks.number_or_none, least=0))
+    islands: Islands | None = setting(
+        None,
+        Option((RUN, PLAN), "average islands of workers now and then: every=8,pull=0.5 (docs/islands.md)", "SETTINGS"),
+        rule=_islands,
+    )
     lazy_updates: bool = setting(True, rule=checks.truth)
     layouts: bool | None = setting(None, rule=checks.truth_or_none)
     gather_limit: int | None = setting(None, rule=partial(checks.number_or_none, least=0))

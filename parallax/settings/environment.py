@@ -124,6 +124,7 @@ class Settings:
     accumulate_steps: int | None = None
     stages: str | None = None
     micro_batches: int | None = None
+    islands: str | None = None
     compute_dtype: str | None = None
     replan: str | None = None
     replan_steps: int | None = None

@@ -42,6 +42,7 @@ def resolve_sync(sync: object, config: Config) -> tuple[bool, Config]:
         )
     refused = {
         f"stages={config.stages!r}, which are synchronous": config.stages is not None,
+        "islands, which are synchronous": config.islands is not None,
         f"replan={config.replan.mode!r}, which needs steps that all workers have in common": (
             config.replan.mode != "off"
         ),

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from parallax.base.types import GraphDef
+from parallax.cluster.team_names import GROUP, STAGE
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.between_passes import check_pass
-from parallax.transform.building.all_to_all import meet_within_stage
+from parallax.transform.building.all_to_all import meet_within
 from parallax.transform.building.editor import (
     SCOPE,
     Counter,
@@ -170,13 +171,15 @@ def transform(
             check_pass(editor, rewrites, one_pass.__name__)
     _keep_fetchable(editor)
     changed = editor.finish()
-    set_seeds(changed, frozenset(rewrites.equal_random_ops), worker)
+    set_seeds(changed, frozenset(rewrites.equal_random_ops), worker.among_all)
     bring_into_loops(changed)
-    set_shards(changed, worker)
+    set_shards(changed, worker.among_all)
     streams, inputs = RandomStreams(), IteratorsOfGraph()
     if worker.keeps_positions:
         streams = keep_streams(changed, view, frozenset(rewrites.initial_random_ops))
-        inputs = keep_inputs(changed, view, worker)
+        inputs = keep_inputs(changed, view, worker.among_all)
+    if worker.islands > 1:
+        meet_within(GROUP, changed)
     lazy = lazily_updated(editor)
     read = keep_up_to_date(changed, lazy)
     touched = remember_touched_rows(changed, editor, rewrites) if remembers_rows else NO_ROW_MEMORY
@@ -186,7 +189,7 @@ def transform(
     for places in rewrites.stages:
         check(changed, rewrites, worker)
         changed, stages = cut_stages(changed, places, worker.stage, view, editor.scratch)
-        meet_within_stage(changed)
+        meet_within(STAGE, changed)
         counters = tuple(one for one in counters if stages.is_here(split_tensor(one.tensor)[0]))
         initializers = tuple(one for one in initializers if stages.is_here(one))
         elsewhere = stages.variables_elsewhere(view)

@@ -301,7 +301,7 @@ def test_yaml_is_known_by_its_content(text):
         ("hosts:\n- a\n- [b]\n", "c.yaml:3: hosts[1]: expected a map with keys of address, gpus, workers, servers, "),
         (
             "hosts:\n- a: 0,1\n",
-            "c.yaml:2: a: expected a map with keys of address, gpus, workers, servers, bandwidth, memory, or",
+            "c.yaml:2: a: expected a map with keys of address, gpus, workers, servers, bandwidth, memory, island",
         ),
         ("hosts:\n- a\n- 'b: x'\n", "c.yaml:3: gpus: expected GPU numbers like 0,1 after the colon, got 'x'"),
         ("hosts:\n- a\n- b\n- a\n", "c.yaml:4: hosts[2]: expected each host once, with all its GPUs, got a twice"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from parallax.base.errors import CheckpointError
 from parallax.base.types import Comm, Session
 from parallax.runtime.checkpoint.collective_write import CheckpointResult, check_one_step, on_worker_0, write_contents
 from parallax.runtime.checkpoint.format.bundle import Bundle
-from parallax.runtime.checkpoint.format.chain import States
+from parallax.runtime.checkpoint.format.chain import States, state_of
 from parallax.runtime.checkpoint.format.folder import INCREMENT, Retention, absolute, file_errors, list_prefixes
 from parallax.runtime.checkpoint.format.folder_owner import FolderClaim
 from parallax.runtime.checkpoint.format.folder_watch import FolderWatch
@@ -217,6 +217,30 @@ class Storage:
                 total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
                 held.write(session, first, count, rows)
         return total_bytes, largest_bytes
+
+    def read_present(self, session: Session, prefix: str, some: Sequence[StoredVariable]) -> None:
+        """Reads those of some variables that a checkpoint has, in the shape that is stored; every worker must call it.
+
+        Raises:
+            CheckpointError: on all workers, when it cannot be read.
+        """
+        reader: list[Readable] = []
+
+        def open_ranges() -> list[list[tuple[int, int]]]:
+            reader.append(state_of(prefix))
+            tensors = reader[0].tensors
+            return [
+                ranges_of(reader[0], one.stored, self.chunk_bytes)
+                if one.stored.key in tensors and one.stored.whole_shape in (None, tuple(tensors[one.stored.key].shape))
+                else []
+                for one in some
+            ]
+
+        ranges = self.comm.bcast(on_worker_0(self.comm, open_ranges, self._reading(prefix)))
+        for one, own_ranges in zip(some, ranges, strict=True):
+            for first, count in own_ranges:
+                read = partial(lambda *of: read_rows(reader[0], *of), one.stored, first, count)
+                one.write(session, first, count, on_worker_0(self.comm, read, self._reading(prefix)))
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:

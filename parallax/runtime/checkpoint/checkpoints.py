@@ -6,6 +6,7 @@ hook.py decides when they are written.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ from parallax.runtime.checkpoint.positions import KeptPositions
 from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.touched_tables import Marks, Succession, hold_marks
+from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.settings.parts import CheckPointConfig
 from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory
@@ -73,6 +75,7 @@ class Checkpoints:
         loaded_step: the step that the session was resumed at; None for a start from initial values.
         saved_step: the step of the latest one that was written or loaded.
         positions: positions of random streams and input pipelines; None where checkpoints do not have them.
+        of_islands: what islands have of their own, which is read where a checkpoint has it.
     """
 
     config: CheckPointConfig
@@ -84,6 +87,7 @@ class Checkpoints:
     loaded_step: int | None = None
     saved_step: int | None = None
     positions: KeptPositions | None = None
+    of_islands: tuple[StoredVariable, ...] = ()
 
     def hold(self, graph: Graph, places: Places) -> None:
         """Switches to another placement of rows; builds the ops for it in the default graph, a worker's.
@@ -116,6 +120,8 @@ class Checkpoints:
         if moved is not None:
             self.loaded_step = self.saved_step = int(session.run(self.step))
             self.succession.last = moved.header
+            if self.of_islands:
+                self.storage.read_present(session, moved.prefix, self.of_islands)
             anew = () if self.positions is None else self.positions.take(session, moved.prefix)
             if self.storage.comm.Get_rank() == 0:
                 notes = "".join(f"{note}\n" for note in moved.notes)
@@ -133,6 +139,7 @@ def checkpoints(
     comm: Comm,
     touched: RowMemory = NO_ROW_MEMORY,
     positions: KeptPositions | None = None,
+    entries: Callable[[Sequence[StoredVariable]], tuple[StoredVariable, ...]] | None = None,
 ) -> Checkpoints:
     """Adds the ops for checkpoints to the default graph, a worker's.
 
@@ -143,6 +150,7 @@ def checkpoints(
         comm: communicator of the workers.
         touched: the rows recorded for increments.
         positions: the positions stored in addition.
+        entries: what islands have of their own, given the other variables; None without islands.
     """
     check_global_step(graph, config)
     stored = stored_variables(graph)
@@ -153,14 +161,15 @@ def checkpoints(
     if op in places.stages:
         raise ConfigError(_OF_ONE_STAGE.format(op=op))
     retention = Retention(config.keep_last, config.keep_every_hours)
-    own = () if positions is None else positions.held
+    of_islands = () if entries is None else entries(held)
+    own = (*(() if positions is None else positions.held), *of_islands)
     claim = claim_of(absolute(str(config.ckpt_dir))) if comm.Get_rank() == 0 else None
     storage = Storage(
         str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention, marks, own, config.folder_timeout_s, claim
     )
     beside = beside_training(storage) if config.beside_training and not places.stages else None
     step, succession = step_tensor(graph, places), Succession(config.whole_every)
-    return Checkpoints(config, storage, step, op, succession, beside, positions=positions)
+    return Checkpoints(config, storage, step, op, succession, beside, positions=positions, of_islands=of_islands)
 
 
 def step_tensor(graph: Graph, places: Places) -> Tensor:

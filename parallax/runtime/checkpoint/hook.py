@@ -38,6 +38,7 @@ from parallax.runtime.supervisor.control import tell_saved
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.preemption import Preemption
 from parallax.runtime.worker.session.run_context import WorkerContext
+from parallax.runtime.worker.session.session_parts import IslandTurns
 
 v1 = tf.compat.v1
 _CALL_POLL_S = 0.02
@@ -51,6 +52,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     Attributes:
         checkpoints: of this job.
         worker: the worker whose runs are inspected.
+        meetings: of the islands, after which checkpoints are written; None where all workers train together.
         begins_with_values: whether variables have their starting values when the session is made; those of a front end
             do not, and the first checkpoint is written when it is due.
     """
@@ -58,6 +60,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     checkpoints: Checkpoints
     worker: WorkerContext
     begins_with_values: bool = True
+    meetings: IslandTurns | None = None
     is_patient: ClassVar[bool] = False
     _saved_step: int = -1
     _is_missing: bool = False  # the initial state could not be written
@@ -90,6 +93,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._look()
         if not self._runs.has_trained():
             return
+        has_met = self.meetings is None or self.meetings.count_update()
         if self.worker.run is not None:
             self.worker.count(self.worker.run)  # it is in the checkpoint
         session, config = self.worker.raw, self.checkpoints.config
@@ -98,7 +102,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if config.save_ckpt_steps is None and config.save_ckpt_secs is None:
             return
         step = self._step(session)
-        if self._is_due(step):
+        if has_met and self._is_due(step):
             self._save(session, step)
         if self._preemption.is_now():
             self._leave(session, step)
@@ -114,6 +118,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         # One worker may evaluate long after the others have ended, so this waits without limit for running workers.
         with self.worker.watch.run("the last checkpoint", "checkpoint, end", patient=True):
             barrier(self.checkpoints.storage.comm)
+        if self.meetings is not None:
+            self.meetings.meet()
         self._save(session, step, may_fail=False, is_between=bool(self.worker.accumulation.pending))
 
     def _save(
@@ -222,6 +228,8 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _leave(self, session: Session, step: int) -> NoReturn:
         """Writes the state of a preempted job, as an increment if it writes these, and ends the job."""
         self._wait(is_due=False)
+        if self.meetings is not None:
+            self.meetings.meet()
         if step != self._saved_step or self._is_missing:
             self._save(session, step, may_fail=False, must_be_whole=False)
         self._preemption.leave(step)

@@ -47,7 +47,7 @@ class StepRuns:
             nodes = known.run_view.ancestors(
                 {split_tensor(t)[0] if ":" in t else t for t in resolved.targets if t not in cut_off}, cut_off
             )
-            is_joint = bool(resolved.collectives) or self.comm.Get_size() == 1
+            is_joint = bool(resolved.collectives) or not known.has_collectives
             self._trains[names, fed] = is_joint and bool(nodes & self._step_writers)
         return self._trains[names, fed]
 

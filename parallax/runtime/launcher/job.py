@@ -146,7 +146,7 @@ def servers_by_host(cluster: Cluster) -> list[int]:
 def layout_of(cluster: Cluster) -> Layout:
     """The layout for which plans are made: each host's workers, and one server or as many as the resource file says."""
     servers = tuple(host for host, number in enumerate(servers_by_host(cluster)) for _ in range(number))
-    return Layout(tuple(host.num_workers for host in cluster.hosts), servers)
+    return Layout(tuple(host.num_workers for host in cluster.hosts), servers, cluster.num_islands)
 
 
 def worker_defaults(cluster: Cluster, servers: tuple[int, ...]) -> dict[str, str]:

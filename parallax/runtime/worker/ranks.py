@@ -19,7 +19,7 @@ from typing import Any
 
 from parallax.base.errors import LaunchError, SessionError
 from parallax.base.types import Buffer, Comm, ConfigProto
-from parallax.cluster.team_names import HOST, REPLICA, STAGE
+from parallax.cluster.team_names import GROUP, HOST, REPLICA, STAGE
 from parallax.runtime.supervisor.control import host_address
 from parallax.runtime.supervisor.preload import listening_on, prove_to
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
@@ -53,10 +53,13 @@ class ProcessGroup:
         at_end: called on a worker when its script has succeeded, together with the others.
         at_close: called after that, when no session will run any more.
         folders: per-worker folders for files that all workers would write to one folder.
-        replica: of a model in stages, the replica of this worker; without stages its rank.
+        replica: of a model in stages, the replica of this worker; in an island its place there; else its rank.
         replicas: how many there are.
         stage: the stage of the model that it computes.
-        team: communicator of the workers of this stage, one of each replica, ranked by replica; without stages of all.
+        island: the island to which it belongs.
+        islands: how many there are; 1 where all workers train together.
+        team: communicator of the workers that train together, ranked by replica: of this stage, one of each replica; of
+            this island; else of all.
         peers: communicator of the workers of this replica, ranked by stage; None without stages.
     """
 
@@ -78,28 +81,59 @@ class ProcessGroup:
         self.at_close: list[Callable[[], None]] = []
         self.folders = WorkerFolders(self.rank)
         self.replica, self.replicas, self.stage = self.rank, self.size, 0
+        self.island, self.islands = 0, 1
         self.team, self.peers = workers, None
         self._held = held
         self._is_started = False
         self._server: Any = None  # lives as long as the process
 
-    def form_teams(self, stages: int) -> None:
-        """Groups consecutive workers into replicas of a model in stages; every worker must call it, before `start`.
+    def form_teams(self, stages: int, islands: int = 1) -> None:
+        """Groups consecutive workers into replicas of a model in stages, or into islands.
+
+        Every worker must call it, before `start`.
 
         Args:
-            stages: the number of stages; 1 forms a team of all workers.
+            stages: the number of stages; 1 for none.
+            islands: the number of islands; 1 for none.
         """
         self.replica, self.replicas, self.stage = self.rank, self.size, 0
+        self.island, self.islands = 0, islands
         self.team, self.peers = self.workers, None
+        if islands > 1:
+            self.replicas = self.size // islands
+            self.island, self.replica = divmod(self.rank, self.replicas)
+            self.team = self.teams.find(GROUP)
         if stages > 1:
             self.replica, self.stage = divmod(self.rank, stages)
             self.replicas = self.size // stages
             self.team, self.peers = self.teams.find(STAGE), self.teams.find(REPLICA)
 
+    @property
+    def in_script(self) -> tuple[Comm, int, int]:
+        """The workers as a script counts them: their communicator, their number, and this one's rank.
+
+        Each has a batch of its own: in islands all workers, with stages those of a stage.
+        """
+        if self.islands > 1:
+            return self.workers, self.size, self.rank
+        return self.team, self.replicas, self.replica
+
+    @property
+    def hosts_of_team(self) -> tuple[int, ...]:
+        """The number of the host of each worker that trains together with this one, by replica."""
+        if self.islands > 1:
+            return self._hosts_of_islands[self.island]
+        return self.parcel.hosts[self.stage :: self.size // self.replicas]
+
+    @property
+    def _hosts_of_islands(self) -> list[tuple[int, ...]]:
+        size = self.size // self.islands
+        return [self.parcel.hosts[first : first + size] for first in range(0, self.size, size)]
+
     @functools.cached_property
     def teams(self) -> Teams:
         """The teams of the workers; all workers must ask for them the first time, when `form_teams` was called."""
-        return Teams(self.workers, self.parcel.hosts[self.rank], self.stage, self.replica)
+        return Teams(self.workers, self.parcel.hosts[self.rank], self.stage, self.replica, self.island)
 
     def start(self, config: ConfigProto | None = None) -> None:
         """Starts this rank's TensorFlow server, if the job has servers, and Horovod on a worker.
@@ -149,9 +183,10 @@ class ProcessGroup:
         import horovod.tensorflow as hvd
 
         hvd.init(comm=self.team)
-        hosts = self.parcel.hosts
-        if 1 < len(set(hosts)) < len(hosts) and self.peers is None:
-            self.host_workers = self.teams.find(HOST)
+        merging = [1 < len(set(hosts)) < len(hosts) for hosts in self._hosts_of_islands]
+        if any(merging) and self.peers is None:
+            found = self.teams.find(HOST)
+            self.host_workers = found if merging[self.island] else None
 
 
 def enter() -> ProcessGroup:

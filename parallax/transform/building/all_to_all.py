@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from parallax.base.errors import TransformError
 from parallax.base.types import DType, GraphDef, OpLibrary, Tensor
-from parallax.cluster.team_names import STAGE, WORKERS
+from parallax.cluster.team_names import WORKERS
 
 ALL_TO_ALL, ALL_REDUCE = "ParallaxAllToAll", "ParallaxAllReduce"
 
@@ -45,11 +45,11 @@ def native_ops() -> OpLibrary:
     return ops
 
 
-def meet_within_stage(graph_def: GraphDef) -> None:
-    """Has the workers of a stage of the model meet among themselves, in place of all workers; changes the graph."""
+def meet_within(team: str, graph_def: GraphDef) -> None:
+    """Has the workers of a stage of the model, or of an island, meet in place of all workers; changes the graph."""
     for node in graph_def.node:
         if node.op in (ALL_TO_ALL, ALL_REDUCE) and node.attr["among"].s.decode() == WORKERS:
-            node.attr["among"].s = STAGE.encode()
+            node.attr["among"].s = team.encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ placeholders with the user's tensors.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
@@ -51,6 +51,7 @@ class Worker:
         shares: the number of shards of datasets, whose elements are interleaved over the workers; None where each
             worker has its own shard.
         stage: its stage, if the model is cut; `rank` and `size` are then among the workers of that stage.
+        island: its island, of `islands`; `rank` and `size` are then among the workers of the island.
     """
 
     rank: int
@@ -63,6 +64,13 @@ class Worker:
     keeps_positions: bool = False
     shares: int | None = None
     stage: int = 0
+    island: int = 0
+    islands: int = 1
+
+    @property
+    def among_all(self) -> Worker:
+        """The worker by its rank among the workers of all islands, which have different data and random numbers."""
+        return replace(self, rank=self.island * self.size + self.rank, size=self.islands * self.size, islands=1)
 
     @property
     def neighbours(self) -> tuple[int, ...]:

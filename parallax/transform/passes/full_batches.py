@@ -54,7 +54,9 @@ def add_full_batches(
     nodes = {node.name: node for node in graph_def.node}
     found = []
     marked = [(name, node, full_length(node)) for name, node in nodes.items() if node.op == "Placeholder"]
-    for name, node, total in marked:
+    for name, node, of_all in marked:
+        begin, after = place_of_share(of_all, worker.island, worker.islands)
+        total = after - begin
         length = length_of_batch(nodes, node) if total else ""
         if batch_of(node) in cut:
             total = total // micro_batches if total % (micro_batches * worker.size) == 0 else 0

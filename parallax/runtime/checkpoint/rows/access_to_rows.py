@@ -8,7 +8,7 @@ from parallax.base.types import Comm, Tensor
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.row_ops import row_ops, variable_of, whole_access
 from parallax.runtime.checkpoint.rows.row_places import Places
-from parallax.runtime.checkpoint.rows.stage_rows import RowsHere, RowsOfStage
+from parallax.runtime.checkpoint.rows.stage_rows import RowsHere, RowsOfCentre, RowsOfStage
 from parallax.runtime.checkpoint.rows.variable_rows import (
     ReplicatedRows,
     ReplicatedValue,
@@ -39,7 +39,15 @@ def hold(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tup
             parts, here = places.partitions.get(one.op, ()), places.here(one.op)
             if one.op in places.stages:
                 own = None if one.op in places.elsewhere else _held_by_stage(one, places, low, high, local_rows, team)
-                found.append(RowsOfStage(one, own, places.stages[one.op], comm, one.op in places.spread))
+                centre, is_read = (
+                    places.centres.get(one.op),
+                    not places.centres or places.stage == places.stages[one.op],
+                )
+                if centre is not None and one.op not in places.spread:
+                    found.append(RowsOfCentre(one, own, centre.value, comm))
+                else:
+                    shared = one.op in places.spread
+                    found.append(RowsOfStage(one, own, places.stages[one.op], comm, shared, is_read))
                 continue
             if not one.has_rows:
                 value = _copied_value(one, here, comm)

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from parallax.base.types import Array
 from parallax.graph.ownership import Ownership
+
+
+@dataclass(frozen=True, slots=True)
+class CentreValue:
+    """The centre of a variable that islands average, on their leaders; None elsewhere.
+
+    Attributes:
+        value: the centre's; changed in place.
+        momentum: of the outer optimizer, likewise; None without.
+    """
+
+    value: Array | None
+    momentum: Array | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +36,8 @@ class Places:
         stages: variable op -> the worker that reads it, the first of its stage, for variables of a single stage.
         elsewhere: variable ops that another stage stores, so this worker has no part of them.
         stage: this worker's.
+        centres: variable op -> the centre, for those that islands average. The team of an island is then that of a
+            stage that has all variables, and the first island's values are read.
     """
 
     spread: Mapping[str, Ownership] = field(default_factory=dict)
@@ -32,6 +48,7 @@ class Places:
     stages: Mapping[str, int] = field(default_factory=dict)
     elsewhere: frozenset[str] = frozenset()
     stage: int = 0
+    centres: Mapping[str, CentreValue] = field(default_factory=dict)
 
     def here(self, op: str) -> str:
         """A variable op's name in the worker's graph."""

@@ -1,9 +1,11 @@
-"""Accesses a variable of one stage of the model: the stage's first worker reads it, and all its workers write it."""
+"""Accesses variables that only a team of the workers has: of one stage of the model, or of an island."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
+
+import tensorflow as tf
 
 from parallax.base.types import Array, ArrayOnWorker0, Comm, Session
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
@@ -30,6 +32,7 @@ class RowsOfStage:
         reader: the worker that reads them.
         comm: communicator of the workers.
         is_shared: whether each worker of the stage has a share.
+        is_read: whether its team is the reader's; other islands have values of their own.
     """
 
     stored: CheckpointEntry
@@ -37,12 +40,13 @@ class RowsOfStage:
     reader: int
     comm: Comm
     is_shared: bool = False
+    is_read: bool = True
 
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Reads rows and sends them to worker 0."""
         rank = self.comm.Get_rank()
         own = None
-        if self.own is not None and (self.is_shared or rank == self.reader):
+        if self.own is not None and self.is_read and (self.is_shared or rank == self.reader):
             own = self.own.read_own(session, first, count)
         if self.reader:
             barrier(self.comm)
@@ -58,3 +62,38 @@ class RowsOfStage:
         rows = self.comm.bcast(rows)
         if self.own is not None and (count or not self.stored.has_rows):
             self.own.write_own(session, first, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfCentre:
+    """Rows of a variable that islands average: the centre's are read, and what is written is the value of all islands.
+
+    Attributes:
+        stored: the variable's place in the checkpoint.
+        own: this worker's rows; None for what only the centre has.
+        values: the centre's, which leaders have; None elsewhere.
+        comm: communicator of the workers.
+    """
+
+    stored: CheckpointEntry
+    own: RowsHere | None
+    values: Array | None
+    comm: Comm
+
+    def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+        """Rows of the centre, on worker 0."""
+        if self.comm.Get_rank() or self.values is None:
+            return None
+        found = self.values[first : first + count] if self.stored.has_rows else self.values
+        return found.astype(tf.as_dtype(self.stored.dtype).as_numpy_dtype)
+
+    def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
+        """Broadcasts worker 0's rows; all workers write them, and leaders keep them as the centre's."""
+        barrier(self.comm)
+        rows = self.comm.bcast(rows)
+        if self.own is not None and (count or not self.stored.has_rows):
+            self.own.write_own(session, first, rows)
+        if self.values is not None and self.stored.has_rows:
+            self.values[first : first + count] = rows
+        elif self.values is not None:
+            self.values[...] = rows

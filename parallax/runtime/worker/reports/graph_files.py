@@ -32,9 +32,13 @@ def write_planned(view: GraphView, rewrites: Rewrites, plan: Plan, seed: int, fo
     """
     stages = max(1, len(plan.stages))
     for rank in range(plan.num_workers):
-        replica, stage = divmod(rank, stages)
+        (replica, stage), size = divmod(rank, stages), plan.num_replicas
         hosts = plan.layout.host_by_rank[stage::stages]
-        worker = Worker(replica, plan.num_replicas, seed, hosts=hosts, servers=plan.servers, stage=stage)
+        island, replica = divmod(replica, size)
+        hosts = hosts[island * size : (island + 1) * size]
+        worker = Worker(
+            replica, size, seed, hosts=hosts, servers=plan.servers, stage=stage, island=island, islands=plan.num_islands
+        )
         write_events(folder, rank, transform(view, rewrites, worker))
 
 

@@ -85,3 +85,13 @@ class PlanChange(Protocol):
 
     def to(self, plan: Plan | str | Path) -> str:
         """Switches to a plan, and returns a message about it."""
+
+
+class IslandTurns(Protocol):
+    """The meetings of islands (islands/meetings.py); every worker must make the same calls."""
+
+    def count_update(self) -> bool:
+        """Counts an update; returns whether islands have met after it."""
+
+    def meet(self) -> None:
+        """Has the islands meet, unless they have met after the last update."""

@@ -42,6 +42,7 @@ from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.run_context import DefaultSession, PlainSession, Run, WorkerContext
 from parallax.runtime.worker.session.session_parts import (
     BetweenStepsHook,
+    IslandTurns,
     PlanChange,
     RunGuard,
     SavedSteps,
@@ -79,6 +80,7 @@ class Session(PlainSession):
         guard: RunGuard | None = None,
         values: ValueAccess | None = None,
         plan_change: PlanChange | None = None,
+        meetings: IslandTurns | None = None,
     ) -> None:
         super().__init__(worker)
         self._monitored = monitored
@@ -86,7 +88,8 @@ class Session(PlainSession):
         self._afterwards = list(afterwards)  # one after the other
         self._guard = guard
         self.values = values
-        self._plan_change = plan_change
+        self._plan_change = plan_change if meetings is None else None
+        self._meetings = meetings
         self._size = size
         self._workers = workers
         self._defaults: list[ExitStack] = []
@@ -307,7 +310,19 @@ class Session(PlainSession):
         failed = self._failure_of_tails()
         if failed is not None:
             raise failed
+        self.meet()
         return not self._worker.accumulation.pending
+
+    def meet(self) -> None:
+        """Averages the islands now, between two runs, unless they have met after the last update.
+
+        Every worker must call it after the same update; without islands it does nothing.
+
+        Raises:
+            SessionError: islands have made different numbers of updates, or updates have batches left.
+        """
+        if self._meetings is not None and not self._worker.accumulation.pending:
+            self._meetings.meet()
 
     def _failure_of_tails(self) -> BaseException | None:
         """Waits until no run is in flight; returns the error of a failed one."""
@@ -350,7 +365,9 @@ class Session(PlainSession):
         """
         self._check_open()
         if self._plan_change is None:
-            raise SessionError("Only a session that parallel_run has opened can change its plan.")
+            raise SessionError(
+                "Only a session that parallel_run has opened, and whose workers train together, can change its plan."
+            )
         with self._worker.watch.run("change_plan", "change_plan"):
             text = self._plan_change.to(plan)
         if self._workers.Get_rank() == 0:

@@ -1,0 +1,44 @@
+"""The islands of a job in a plan: teams of workers that train by themselves, and are averaged now and then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from parallax.base.strict import Amount, Positive
+
+Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class IslandPlan:
+    """How a job is cut into islands of equally many consecutive workers, and how they meet.
+
+    With x_i an island's value of a dense variable, c the centre, p the number of islands, and d = c - mean_i x_i:
+
+        m <- outer_momentum m + d;  c <- c - outer_rate (d + outer_momentum m);  x_i <- x_i - pull (x_i - c)
+
+    and with `simultaneous`, for s_i = pull (x_i - c):  x_i <- x_i - s_i;  c <- c + sum_i s_i.
+
+    Attributes:
+        count: the number of islands, p.
+        every: updates between two meetings.
+        outer_rate: of the centre.
+        outer_momentum: of the centre, Nesterov's.
+        pull: how far an island moves to the centre at a meeting.
+        simultaneous: whether islands and centre move by each other's values before the meeting.
+    """
+
+    count: Annotated[int, Meta(ge=2)]
+    every: Positive
+    outer_rate: Amount
+    outer_momentum: Annotated[float, Meta(ge=0.0, lt=1.0)]
+    pull: Fraction
+    simultaneous: bool
+
+    @property
+    def joins(self) -> bool:
+        """Whether all islands have the centre's values after a meeting."""
+        return self.pull == 1.0 and not self.simultaneous

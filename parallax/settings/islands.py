@@ -1,0 +1,67 @@
+"""The settings of islands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parallax.base.errors import ConfigError
+from parallax.settings import checks
+
+
+@checks.refuse_unknown
+@dataclass(frozen=True)
+class Islands:
+    """Islands: teams of workers that train by themselves, and are averaged at meetings (docs/islands.md).
+
+    Attributes:
+        every: updates between two meetings.
+        outer_rate: the rate at which the centre follows the mean of the islands.
+        outer_momentum: the centre's, Nesterov's.
+        pull: how far an island moves to the centre: 1, to its values.
+        simultaneous: move islands and centre at once, by their values before the meeting.
+        count: cut the workers into so many islands where the resource file names none.
+
+    Raises:
+        ConfigError: when a value breaks its rule.
+    """
+
+    every: int = 32
+    outer_rate: float = 0.7
+    outer_momentum: float = 0.9
+    pull: float = 1.0
+    simultaneous: bool = False
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.number("every", self.every)
+        checks.between("outer_rate", self.outer_rate, 0, 2, has_least=False)
+        checks.between("outer_momentum", self.outer_momentum, 0, 1, has_most=False)
+        checks.between("pull", self.pull, 0, 1, has_least=False)
+        checks.truth("simultaneous", self.simultaneous)
+        checks.number_or_none("count", self.count, least=2)
+        if self.simultaneous and self.pull == 1.0:
+            raise ConfigError(
+                "simultaneous moves islands and centre by `pull`, which must be below 2 / (islands + 1), got 1.0. Set, "
+                "for example, pull=0.3."
+            )
+
+    @staticmethod
+    def of_text(text: str) -> Islands:
+        """Reads settings as in `every=8,pull=0.5`; a name alone is True."""
+        found: dict[str, object] = {}
+        for word in text.split(","):
+            name, _, value = word.strip().partition("=")
+            if name in found:
+                raise ConfigError(f"islands must have each setting once, and {name!r} comes twice, in {text!r}.")
+            found[name] = _of_word(name, value or "true")
+        return Islands(**found)  # type: ignore[arg-type]  # checked there
+
+
+def _of_word(name: str, value: str) -> object:
+    """A value of `Islands` on the command line."""
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    try:
+        return int(value) if value.isdecimal() and name in ("every", "count") else float(value)
+    except ValueError as error:
+        raise ConfigError(f"{name} must be a number in islands, got {value!r}, as in every=8,pull=0.5.") from error
