@@ -48,8 +48,8 @@ INSIDE = {
         ("supervisor",),
         ("launcher", "worker"),
         ("checkpoint", "trace"),
-        ("guard", "islands", "measure", "peers"),
-        ("calibrate", "check", "replan", "verify"),
+        ("guard", "measure", "peers"),
+        ("calibrate", "check", "islands", "replan", "verify"),
         ("doctor",),
     ),
 }

@@ -118,7 +118,7 @@ def open_session(
         hooks = _hooks(config, extras, members, worker, training, made, first)
         guard = _guard(config, members, worker, made.analysed, made.worker_graph)
         later = initialization_phases(made.analysed.captured)[1:]
-        meetings = meetings_of(made.alone.spec, made.plan, made.worker_graph, members, worker, config.guard)
+        meetings = meetings_of(made.alone, made.plan, made.worker_graph, members, worker, config.guard)
         monitored, direct, saved, memory, values = monitored_session(
             graph,
             made.worker_graph,

@@ -24,6 +24,11 @@ _UNEQUAL = (
     "dataset by tf.data.Dataset.zip of batched ones, or by batches of fixed lengths (drop_remainder=True)."
 )
 
+_NO_ROW = (
+    "Each island must have an example of every batch, and a batch of {rows} was given for {islands} islands. Take "
+    "larger batches, or leave out a last one that is shorter (tf.data: drop_remainder=True)."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -157,19 +162,27 @@ def examples_of(batch: Nest, size: int) -> list[int]:
     return [-(-int(one.shape[0]) // size) if _has_rows(one) else 0 for one in flat]
 
 
-def share_of(batch: Nest, rank: int, size: int) -> Share:
+def share_of(batch: Nest, rank: int, size: int, islands: int = 1) -> Share:
     """A worker's rows of a batch; concatenated in rank order, they are the batch. Scalars go to all workers.
 
     Args:
         batch: arrays, tensors, and rows of the types of this package; a batch without rows goes to all workers in full.
         rank: of the worker.
         size: number of workers.
+        islands: into how many they are cut; the total of a share is then that of the island's rows.
+
+    Raises:
+        SessionError: an island has no row.
     """
-    total = rows_of(batch)
+    rows, (island, replica) = rows_of(batch), divmod(rank, size // islands)
+    begin, after = place_of_share(rows, island, islands)
+    total = after - begin
     if not any(_has_rows(one) for one in tf.nest.flatten(batch)):
         return Share(tuple(np.asarray(one) for one in tf.nest.flatten(batch) if one is not None), rows=1)
-    first, end = place_of_share(total, rank, size)
-    taken = slice(first, max(end, min(first + 1, total)))
+    if islands > 1 and not total:
+        raise SessionError(_NO_ROW.format(rows=rows, islands=islands))
+    first, end = place_of_share(total, replica, size // islands)
+    taken = slice(begin + first, begin + max(end, min(first + 1, total)))
     arrays: list[Array] = []
     for one in tf.nest.flatten(batch):
         if isinstance(one, tf.RaggedTensor | RaggedRows):

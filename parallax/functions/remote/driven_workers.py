@@ -56,7 +56,8 @@ class DrivenWorkers:
         self._requests: RequestQueue | None = None  # of the last call
         self._channel: DriverConnection | None = None
         self._listening = DriverSocket(_address_for(needs), needs.cluster.ports)
-        address = pickle.dumps(ServedDriver(self._listening.address, needs.config.stages is not None))
+        has_teams = needs.config.stages is not None or needs.config.islands is not None
+        address = pickle.dumps(ServedDriver(self._listening.address, has_teams))
         try:
             servers_on = (lambda _: ()) if plans is None else (lambda hosts: plans.on(hosts).message.servers)
             self._job = JobBeside(needs, number, packed_function(serve), address, self._is_restart_wanted, servers_on)

@@ -54,11 +54,11 @@ class ServedDriver(NamedTuple):
 
     Attributes:
         address: the address on which it listens.
-        has_stages: whether models are cut into stages: the teams of workers are then known with the plan.
+        has_teams: whether there are stages or islands: the teams of workers are then known with the plan.
     """
 
     address: DriverAddress
-    has_stages: bool
+    has_teams: bool
 
 
 class ReadyWorkers(NamedTuple):
@@ -112,7 +112,7 @@ def serve() -> None:
     current_heartbeat().expect_sessions()
     with keras_left_out():
         import_module("parallax.runtime.open_session")  # before a graph comes, which is planned meanwhile
-        if not driver.has_stages:
+        if not driver.has_teams:
             members.start()
     _Service(members, connect(driver.address) if members.rank == 0 else None).run()
 
@@ -169,7 +169,8 @@ class _Service:
         config: Config = pickle.loads(settings)
         graph, self._steps = served.import_graph()
         cut = StepCut.of(rewrites.terms.accumulate_steps, rewrites.micro_batches)
-        self._running = RunningSteps(graph, *calls.worker_session(graph.graph, config, planned.decisions), cut)
+        session, size, rank = calls.worker_session(graph.graph, config, planned.decisions)
+        self._running = RunningSteps(graph, session, size, rank, cut, self._members.islands)
         self._is_of_one_call = config.ckpt_config.keeps_state or bool(config.hooks or config.chief_only_hooks)
         self._answer(ReadyWorkers(self._running.resumed_step))
 
@@ -243,7 +244,7 @@ class _Service:
     def serve_rows(self, wanted: int, number: int, numbers: Array, _: None) -> None:
         """Runs a step on rows of arrays."""
         batch = self._arrays[number].batch(numbers)
-        self._run(wanted, share_of(batch, self._running.rank, self._running.size))
+        self._run(wanted, share_of(batch, self._running.rank, self._running.size, self._members.islands))
 
     def serve_pipeline(self, number: int, pipeline: RowPipeline, _: None) -> None:
         """Receives a pipeline, of whose elements steps then get batches."""
@@ -269,8 +270,8 @@ class _Service:
 
     def _own_share(self, batch: list[Array | RaggedRows] | None) -> Share:
         """This worker's share of a batch that worker 0 has: that of its replica, where the model is in stages."""
-        size, replicas = self._members.size, self._members.replicas
-        own = [] if batch is None else [share_of(batch, replica, replicas) for replica in range(replicas)]
+        size, (_, replicas, _), islands = self._members.size, self._members.in_script, self._members.islands
+        own = [] if batch is None else [share_of(batch, replica, replicas, islands) for replica in range(replicas)]
         shares = [one for one in own for _ in range(size // replicas)] or None
         found: Share = self._comm.scatter(shares) if size > 1 else shares[0] if shares else Share(())
         return found
@@ -316,32 +317,37 @@ class _Service:
             for name, parts in zip(wanted.rows, by_part, strict=True)
         ]
         own = StepResults(sums, means, rows, same, whole)
-        results = _of_all(own, self._running.comm, self._running.size)
+        results = _of_all(own, self._running.comm, self._running.size, self._members.islands)
         if results is not None:
             self._answer(results._replace(saved_step=self._running.saved_step))
 
     def _rows_of(self, name: str, value: Array, share: Share) -> Array:
-        """The rows of a result that this worker contributes: for replicated ones, worker 0 contributes all."""
+        """The rows of a result that this worker contributes: for replicated ones, an island's first contributes all."""
         if self._running.size == 1:
             return value
         if name in self._whole:
-            return value if self._running.rank == 0 else value[:0]
+            return value if self._members.replica == 0 else value[:0]
         return _checked_rows(value, share)
 
 
-def _of_all(own: StepResults, comm: Comm, size: int) -> StepResults | None:
+def _of_all(own: StepResults, comm: Comm, size: int, islands: int = 1) -> StepResults | None:
     """The results of all workers, on worker 0.
+
+    Islands have equal results for no two batches: their mean is taken for real numbers, else the first island's.
 
     Args:
         own: this worker's.
         comm: of the workers.
         size: their number.
+        islands: into how many they are cut.
 
     Raises:
         SessionError: on worker 0, when results that must be equal on all workers differ.
     """
     if size == 1:
         return own
+    if islands > 1:
+        return _of_islands(own, comm, size)
     marks = np.array([_mark_of(one) for one in own.same], np.float64)
     numbers = [*own.sums, *own.means]
     flat = np.concatenate([marks, marks * marks, *map(np.ravel, numbers)], dtype=np.float64)
@@ -359,6 +365,20 @@ def _of_all(own: StepResults, comm: Comm, size: int) -> StepResults | None:
         place += value.size
     sums, means = found[: len(own.sums)], found[len(own.sums) :]
     return StepResults(sums, means, [np.concatenate(pieces) for pieces in joined], own.same, own.whole)
+
+
+def _of_islands(own: StepResults, comm: Comm, size: int) -> StepResults | None:
+    """The results of all workers in islands, on worker 0."""
+    alike = [*own.same, *own.whole]
+    real = [number for number, one in enumerate(alike) if np.issubdtype(one.dtype, np.floating)]
+    joined = own._replace(means=[*own.means, *(alike[number] for number in real)], same=[])
+    found = _of_all(joined, comm, size)
+    if found is None:
+        return None
+    for number, mean in zip(real, found.means[len(own.means) :], strict=True):
+        alike[number] = mean
+    same, whole = alike[: len(own.same)], alike[len(own.same) :]
+    return found._replace(means=found.means[: len(own.means)], same=same, whole=whole)
 
 
 def _mark_of(value: Array) -> int:

@@ -31,7 +31,9 @@ class RunningSteps:
         steps: the number of counted steps that were run.
     """
 
-    def __init__(self, graph: StepGraph, session: Session, size: int, rank: int, cut: StepCut | None = None) -> None:
+    def __init__(
+        self, graph: StepGraph, session: Session, size: int, rank: int, cut: StepCut | None = None, islands: int = 1
+    ) -> None:
         """Takes over a session that was opened on the graph.
 
         Args:
@@ -40,11 +42,12 @@ class RunningSteps:
             size: number of workers.
             rank: this worker's.
             cut: the number of micro-batches into which steps are split; None where they are not.
+            islands: into how many the workers are cut.
         """
         self._graph, self._cut = graph, cut or StepCut()
         self._session = session
         self._ops = {name: variable.handle.op.name for name, variable in graph.made.items()}
-        self.size, self.rank = size, rank
+        self.size, self.rank, self._team_size = size, rank, size // islands
         self.comm: Comm = session.workers
         self.resumed_step: int | None = session.resumed_step
         self.steps = self.resumed_step or 0
@@ -93,7 +96,7 @@ class RunningSteps:
             shares: of a stand-in's where a share has no rows. With stages, the first stage has all values, and another
             stage None for those of others.
         """
-        wanted, parts = [step.run, *fetches, *rows], self._cut.micro_batches(step, share, self.size)
+        wanted, parts = [step.run, *fetches, *rows], self._cut.micro_batches(step, share, self._team_size)
         runs = [MicroBatchRun(len(parts), part.total / max(share.total, 1)) for part in parts]
         given = self._session.run_parts(
             wanted, [self._feeds(step, part) for part in parts], runs if self._cut.count > 1 else None

@@ -15,10 +15,12 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
+from parallax.analysis.stages import AnalysedGraph
 from parallax.base.errors import GuardError, SessionError
 from parallax.base.types import Array, Comm, Graph, Operation, Session, Tensor
 from parallax.cluster.team_names import REPLICA
-from parallax.graph.spec import GraphSpec, VariableClass
+from parallax.graph.spec import VariableClass
+from parallax.graph.view import split_tensor
 from parallax.plans.island_plan import IslandPlan
 from parallax.plans.plan import NO_ROUTE, Plan
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry, stored_variables
@@ -27,6 +29,7 @@ from parallax.runtime.checkpoint.rows.row_ops import RowOps, WholeAccess
 from parallax.runtime.checkpoint.rows.row_places import CentreValue, Places
 from parallax.runtime.checkpoint.rows.stage_rows import RowsOfCentre, RowsOfStage
 from parallax.runtime.checkpoint.rows.variable_rows import ReplicatedRows, ReplicatedValue, ShardedRows
+from parallax.runtime.guard.watched_variables import writers_of
 from parallax.runtime.islands.centre import Centre, FlatValues, Packing, averaging
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.ranks import ProcessGroup
@@ -54,12 +57,14 @@ class AveragedVariables:
     state: tuple[CheckpointEntry, ...]
 
 
-def _averaged_variables(graph: Graph, spec: GraphSpec, plan: Plan, worker_graph: WorkerGraph) -> AveragedVariables:
+def _averaged_variables(
+    graph: Graph, analysed: AnalysedGraph, plan: Plan, worker_graph: WorkerGraph
+) -> AveragedVariables:
     """The variables that islands average; slots, counters and the counts of metrics stay those of each island.
 
     Args:
         graph: the user's graph.
-        spec: its variables.
+        analysed: its variables and gradients.
         plan: of the job.
         worker_graph: of this worker.
 
@@ -67,7 +72,8 @@ def _averaged_variables(graph: Graph, spec: GraphSpec, plan: Plan, worker_graph:
         SessionError: one cannot be read, because the graph does not list it.
     """
     stored = {one.op: one for one in stored_variables(graph)}
-    slots = {op for variable in spec.variables for slot in variable.slots for op in slot.ops}
+    spec, view = analysed.spec, analysed.captured.view
+    from_gradients = view.descendants({split_tensor(tensor)[0] for one in analysed.sources for tensor in one.tensors})
     found: dict[str, list[CheckpointEntry]] = {"dense": [], "tables": [], "state": []}
     for variable in spec.variables:
         is_trained = plan.variable(variable.name).route != NO_ROUTE
@@ -80,8 +86,9 @@ def _averaged_variables(graph: Graph, spec: GraphSpec, plan: Plan, worker_graph:
                 )
             if is_trained:
                 found["tables" if part.op in worker_graph.spread else "dense"].append(stored[part.op])
-            elif is_state and part.op not in slots and part.op in stored and stored[part.op].shape is not None:
-                found["state"].append(stored[part.op])
+            elif is_state and part.op in stored and stored[part.op].shape is not None:
+                if from_gradients.isdisjoint(writers_of(view, part.op)):  # else it is an optimizer's
+                    found["state"].append(stored[part.op])
     return AveragedVariables(*(tuple(some) for some in found.values()))
 
 
@@ -322,7 +329,7 @@ class MeetingsBetweenSteps:
 
 
 def meetings_of(
-    spec: GraphSpec,
+    analysed: AnalysedGraph,
     plan: Plan,
     worker_graph: WorkerGraph,
     members: ProcessGroup,
@@ -332,7 +339,7 @@ def meetings_of(
     """The meetings of a job in islands; None where all workers train together. Every worker must call it.
 
     Args:
-        spec: the variables of the user's graph.
+        analysed: the user's graph.
         plan: of the job.
         worker_graph: of this worker.
         members: the job.
@@ -344,7 +351,7 @@ def meetings_of(
     """
     if plan.islands is None:
         return None
-    averaged = _averaged_variables(worker.graph, spec, plan, worker_graph)
+    averaged = _averaged_variables(worker.graph, analysed, plan, worker_graph)
     return IslandMeetings(plan.islands, members, worker, averaged, checks)
 
 
