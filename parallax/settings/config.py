@@ -141,9 +141,9 @@ class Config:
             Keras and `parallax.function`: micro-batches into which a step's batch is cut, with the result of the whole
             batch; where examples interact, each is a batch by itself, and the plan says so.
         stages: cut the model: a number of stages, or the ops or layers that all but the last end with. None: no cut.
-        islands: train islands of workers by themselves, and average them now and then. None: all workers together.
         micro_batches: another word for `accumulate_steps`, for stages.
         staleness: with `sync="bounded"`, how many runs a worker may be ahead of the slowest; 0: synchronous servers.
+        islands: train islands of workers by themselves, and average them now and then. None: all workers together.
         lazy_updates: whether rows without a gradient are updated when they are read, with the same result, not in every
             step.
         layouts: compute losses of a script's graph on the global batch. None: average gradients where that is
