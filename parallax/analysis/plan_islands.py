@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from parallax.analysis.cut.plan_stages import count_stages
 from parallax.base.errors import PlanError
 from parallax.plans.island_plan import IslandPlan
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, Layout, Plan, PlanConstraints
@@ -50,7 +49,7 @@ def islands_of(layout: Layout, config: Config) -> IslandPlan | None:
     return IslandPlan(count, wanted.every, wanted.outer_rate, wanted.outer_momentum, wanted.pull, wanted.simultaneous)
 
 
-def check_supported(config: Config, synchronous: bool, layout: Layout) -> None:
+def check_for_islands(config: Config, synchronous: bool, layout: Layout) -> None:
     """Refuses configurations that islands do not support.
 
     Raises:
@@ -61,7 +60,7 @@ def check_supported(config: Config, synchronous: bool, layout: Layout) -> None:
         "asynchronous training (sync=False)": not synchronous,
         "servers (run_option='PS')": config.run_option == "PS",
         "hosts for servers only (workers: 0)": 0 in layout.hosts,
-        "a model in stages (stages)": count_stages(config) > 1,
+        "a model in stages (stages)": config.stages not in (None, 1),
         "a plan file (plan_file)": config.plan_file is not None,
         "plans that change while a job runs (replan)": config.replan.mode != "off",
         "partitions that are searched (search_partitions)": config.search_partitions,
@@ -100,7 +99,7 @@ def plan_in_islands(
     Raises:
         PlanError: when it cannot be, or is not supported yet.
     """
-    check_supported(config, constraints.synchronous, layout)
+    check_for_islands(config, constraints.synchronous, layout)
     plan = make(layout_of_island(layout, islands.count), replace(constraints, run_option="MPI"))
     for variable in plan.variables:
         if variable.route not in (ALLREDUCE, ALLGATHER, ALLTOALL, NO_ROUTE):

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parallax.analysis.cut.plan_stages import count_stages, cut_of_plan, plan_in_stages
+from parallax.analysis.auto_stages import StagedGraph
+from parallax.analysis.cut.plan_stages import check_for_stages, count_stages, cut_of_plan, examples_of_run
 from parallax.analysis.layouts.notes import check_gather_limit, notes_of_kept
 from parallax.analysis.measuring.live_bytes import live_bytes
 from parallax.analysis.plan_file import plan_of_file
-from parallax.analysis.plan_islands import check_supported, islands_of, plan_in_islands
+from parallax.analysis.plan_islands import check_for_islands, islands_of, plan_in_islands
 from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
 from parallax.analysis.propagation.classify import classify
 from parallax.analysis.propagation.propagate import propagate, walk_graph
@@ -43,7 +44,7 @@ from parallax.plans.plan import PS, Layout, Plan, PlanConstraints
 from parallax.plans.rewrites import Rewrites
 from parallax.plans.what_if import Simulation, WhatIf
 from parallax.report.text import peer_memory_text
-from parallax.settings.config import Config
+from parallax.settings.config import AUTO, Config
 
 _OTHER_DOORS = (
     "To train a Keras model, `import parallax.keras` and call its fit; to train a step written as a tf.function, use "
@@ -162,7 +163,7 @@ def plan_for(
     """
     constraints = constraints_of(config, synchronous)
     if islands_of(layout, config) is not None:
-        check_supported(config, synchronous, layout)
+        check_for_islands(config, synchronous, layout)
     if config.plan_file is None:
         measured = read_measured(config.cluster_profile, config.model_profile)
         if hosts:
@@ -177,17 +178,23 @@ def _new_plan(
     analysed: AnalysedGraph, layout: Layout, config: Config, constraints: PlanConstraints, measured: PlanInputs
 ) -> Plan:
     """The best plan, or that of a model in stages, or of a job in islands."""
-
-    def make(replicas: Layout, terms: PlanConstraints) -> Plan:
-        return feasible(analysed, replicas, terms, measured)
-
     islands = islands_of(layout, config)
     if islands is not None:
-        return plan_in_islands(layout, config, islands, constraints, make)
-    if count_stages(config) == 1:
-        return make(layout, constraints)
+        return plan_in_islands(
+            layout, config, islands, constraints, lambda own, terms: feasible(analysed, own, terms, measured)
+        )
+    if config.stages in (None, 1):
+        return feasible(analysed, layout, constraints, measured)
+
+    def make(spec: GraphSpec, replicas: Layout, terms: PlanConstraints, given: PlanInputs) -> Plan:
+        return feasible(replace(analysed, spec=spec), replicas, terms, given)
+
     captured, spec, sources = analysed.captured, analysed.spec, analysed.sources
-    return plan_in_stages(captured, spec, sources, layout, config, constraints, make)
+    check_for_stages(captured, config, constraints.synchronous)
+    parts = layout.num_workers // count_stages(config)
+    examples = config.examples or examples_of_run(captured.view, parts, constraints.accumulate_steps)
+    graph = StagedGraph(captured, spec, sources, layout, constraints, measured, examples, make)
+    return graph.choose() if config.stages == AUTO else graph.plan(config.stages)
 
 
 def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> Plan:

@@ -27,6 +27,10 @@ class PlanError(ParallaxError):
     """A plan cannot be made, or a given one does not belong to this graph, cluster or version."""
 
 
+class NotEnoughMemory(PlanError):
+    """No plan fits into the memory of the hosts."""
+
+
 class TransformError(ParallaxError):
     """A pass left a graph that violates a postcondition; the message names the offending op."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, TypeVar
 
 from msgspec import Meta
@@ -200,6 +200,7 @@ class ModelProfile:
         one_core_s: median seconds that a worker with one core for all its threads computes in a step: its demand on
             shared cores; None if not measured.
         computing: how many workers computed concurrently, on the cores of the cluster, when `compute_s` was measured.
+        op_seconds: op -> seconds in a step, for the ops that take most of it; empty if not measured.
     """
 
     version: int
@@ -214,6 +215,7 @@ class ModelProfile:
     overlap_s: Amount | None = None
     one_core_s: Amount | None = None
     computing: Positive = 1
+    op_seconds: Mapping[Text, Amount] = field(default_factory=dict)
 
     def table(self, name: str) -> TableProfile | None:
         """The profile of one variable; None if it was not measured."""
@@ -226,7 +228,10 @@ class ModelProfile:
 
     def to_json(self) -> str:
         """Indented JSON, keys in a fixed order."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        fields = asdict(self)
+        if not self.op_seconds:
+            del fields["op_seconds"]
+        return json.dumps(fields, indent=1, sort_keys=True) + "\n"
 
 
 def cluster_profile_from_json(text: str, name: str = "cluster profile") -> ClusterProfile:

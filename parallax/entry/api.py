@@ -204,7 +204,7 @@ def _show(call: Call) -> int:
     if wanted.memory:
         from parallax.runtime.measure.plan_memory import planned_memory
 
-        memory = planned_memory(analysed, plan, cluster, call.config, call.sync, wanted.examples or 0)
+        memory = planned_memory(analysed, plan, cluster, call.config, call.sync, call.config.examples or 0)
         text, json = f"{text}\n{memory_table(memory)}", memory.to_json()
         fits = all(host.fits for host in memory.hosts)
     sys.stdout.write(text)

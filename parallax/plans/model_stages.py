@@ -8,14 +8,33 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from parallax.base.strict import Count, Text
+from parallax.base.strict import Amount, Count, Text
 
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
 @dataclass(frozen=True, slots=True)
+class StageTurn:
+    """A span of a predicted step in which a stage computes one pass of one micro-batch.
+
+    Attributes:
+        micro_batch: its number.
+        is_backward: whether it is the backward pass; else the forward pass.
+        start_s: seconds from the start of the step.
+        end_s: its end.
+    """
+
+    micro_batch: Count
+    is_backward: bool
+    start_s: Amount
+    end_s: Amount
+
+
+@dataclass(frozen=True, slots=True)
 class StagePlan:
     """One stage of a model, which one worker of each replica computes.
+
+    Bytes of activations are for each example where the graph leaves the batch open, else for each micro-batch.
 
     Attributes:
         ends: ops of the forward pass at its end: the stage has these, and all their ancestors that no earlier stage
@@ -25,8 +44,12 @@ class StagePlan:
         parameters: elements of these.
         held_bytes: of all variables that it stores, including slots, and of the gradients that it accumulates.
         cost_share: its share of the operations of the forward pass.
-        sent_bytes: bytes exchanged with other stages in both directions, for each example where the graph leaves the
-            batch open, else for each micro-batch.
+        sent_bytes: bytes sent to other stages.
+        sent_to: these bytes by receiving stage.
+        kept_bytes: bytes of the forward pass's tensors that the backward pass takes; a stage keeps them for each run in
+            flight.
+        run_s: seconds of the forward and backward pass of a micro-batch; None where they are unknown.
+        turns: the predicted passes of a step, ordered by start; empty where times are unknown.
     """
 
     ends: tuple[Text, ...]
@@ -36,6 +59,10 @@ class StagePlan:
     held_bytes: Count
     cost_share: Share
     sent_bytes: Count
+    sent_to: tuple[Count, ...] = ()
+    kept_bytes: Count = 0
+    run_s: Amount | None = None
+    turns: tuple[StageTurn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +81,8 @@ class StageCut:
 def idle_share(stages: int, micro_batches: int) -> float:
     """The idle share of a stage in a step, as the first micro-batch must reach the last stage (the pipeline bubble)."""
     return (stages - 1) / (micro_batches + stages - 1)
+
+
+def runs_in_flight(stage: int, stages: int, micro_batches: int) -> int:
+    """The most micro-batches whose forward pass a stage has computed, and whose backward pass it has not."""
+    return min(micro_batches, stages - stage)

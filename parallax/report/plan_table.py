@@ -9,7 +9,7 @@ from dataclasses import fields
 
 from parallax.graph.spec import OPEN_SHAPE, VariableClass
 from parallax.plans.coordinates import locate
-from parallax.plans.model_stages import idle_share
+from parallax.plans.model_stages import idle_share, runs_in_flight
 from parallax.plans.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import COMPUTE, LINK, SESSION, Flip
 from parallax.report.text import align, bytes_text, hosts_text, list_first, ms_text, pluralize
@@ -18,7 +18,7 @@ _SHOWN_PARTITIONS = 8
 _SHOWN_NAMES = 3
 _IDS_WORDS = "IDS: how many ids of the table one worker looks up in a batch, at most"
 _COLUMNS = ("variable", "class", "shape", "touched", "route", "rows held by", "sent/step", "reason")
-_STAGE_COLUMNS = ("stage", "from", "variables", "parameters", "holds", "of the operations", "sends")
+_STAGE_COLUMNS = ("stage", "from", "variables", "parameters", "holds", "of the operations", "keeps", "sends")
 _TIMED_COLUMNS = (*_COLUMNS[:-1], "ms/step", "next best", "another route", "reason")
 
 
@@ -93,15 +93,27 @@ def _stage_texts(plan: Plan) -> list[str]:
         begins = list_first(stage.begins, 1) or "the batch"
         holds, sends = bytes_text(stage.held_bytes), bytes_text(stage.sent_bytes)
         numbers = f"{len(stage.variables)}", f"{stage.parameters}", holds, f"{100 * stage.cost_share:.0f} %"
-        rows.append((f"{number}", begins, *numbers, sends))
+        runs = runs_in_flight(number, len(plan.stages), plan.accumulate_steps)
+        row = (f"{number}", begins, *numbers, f"{runs} x {bytes_text(stage.kept_bytes)}", sends)
+        run_ms = ms_text(stage.run_s).removesuffix(" ms")
+        rows.append(row if stage.run_s is None else (*row, run_ms, f"{_idle(plan, number):.0f} %"))
+    columns = _STAGE_COLUMNS if len(rows[0]) == len(_STAGE_COLUMNS) else (*_STAGE_COLUMNS, "ms", "idle")
     idle = 100 * idle_share(len(plan.stages), plan.accumulate_steps)
     members = f"{pluralize(plan.num_replicas, 'replica')} of {len(plan.stages)} stages"
     batches = f"{plan.accumulate_steps} micro-batch{'es' if plan.accumulate_steps > 1 else ''}"
     return [
-        *align(_STAGE_COLUMNS, rows),
+        *align(columns, rows),
         f"{members}; consecutive workers form a replica. With {batches} per update, each stage is idle {idle:.0f} % of "
         "the time. Bytes are per example if the batch is open, else per micro-batch.",
     ]
+
+
+def _idle(plan: Plan, number: int) -> float:
+    """The idle percentage of a stage in the predicted step."""
+    step_s, turns = plan.prediction.step_s, plan.stages[number].turns
+    if not step_s:
+        return 100 * idle_share(len(plan.stages), plan.accumulate_steps)
+    return 100 * (1 - sum(turn.end_s - turn.start_s for turn in turns) / step_s)
 
 
 class PrintedPlan(Plan):

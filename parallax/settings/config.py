@@ -45,6 +45,8 @@ STALL_TIMEOUT_S = 60.0
 """How long a worker waits for the others in one run before the job is ended; far longer than any healthy step."""
 HOST_TIMEOUT_S = 30.0
 """How long a host may take to respond: an ssh login that queries other servers takes a few seconds."""
+AUTO = "auto"
+"""The value of `stages` by which the planner chooses their number."""
 COMPUTE_DTYPES = ("bfloat16",)
 """The element types of products that can be selected, besides their own type."""
 
@@ -65,7 +67,9 @@ def _compute_dtype(name: str, value: object) -> str | None:
     return None if value is None else checks.one_of(name, value, COMPUTE_DTYPES)
 
 
-def _stages(name: str, value: object) -> int | tuple[str, ...] | None:
+def _stages(name: str, value: object) -> int | str | tuple[str, ...] | None:
+    if value == AUTO:
+        return AUTO
     if isinstance(value, str):
         value = int(value) if value.isdecimal() else value.split(",")
     if isinstance(value, list | tuple) and value:
@@ -73,8 +77,8 @@ def _stages(name: str, value: object) -> int | tuple[str, ...] | None:
     if value is None or checks.is_int(value):
         return checks.number_or_none(name, value)
     raise ConfigError(
-        f"{name} must be a number of stages, or a list of the ops that each of them but the last ends with, and "
-        f"{value!r} was given."
+        f"{name} must be a number of stages, {AUTO!r}, or a list of the ops that each of them but the last ends with, "
+        f"and {value!r} was given."
     )
 
 
@@ -140,10 +144,12 @@ class Config:
         accumulate_steps: batches for one update, weighed by their examples: each `run` of a script's train_op is one.
             Keras and `parallax.function`: micro-batches into which a step's batch is cut, with the result of the whole
             batch; where examples interact, each is a batch by itself, and the plan says so.
-        stages: cut the model: a number of stages, or the ops or layers that all but the last end with. None: no cut.
+        stages: cut the model: a number of stages, or the ops or layers that all but the last end with. `auto`: as many
+            as make the shortest step. None: no cut.
         micro_batches: another word for `accumulate_steps`, for stages.
         staleness: with `sync="bounded"`, how many runs a worker may be ahead of the slowest; 0: synchronous servers.
         islands: train islands of workers by themselves, and average them now and then. None: all workers together.
+        examples: of a worker's batch, where the graph leaves it open: for the memory and the stages of a plan.
         lazy_updates: whether rows without a gradient are updated when they are read, with the same result, not in every
             step.
         layouts: compute losses of a script's graph on the global batch. None: average gradients where that is
@@ -227,9 +233,9 @@ class Config:
         Option((RUN, PLAN, VERIFY, SIMULATE), "update once for K batches", "K", parse=positive),
         rule=checks.number,
     )
-    stages: int | Sequence[str] | None = setting(
+    stages: int | str | Sequence[str] | None = setting(
         None,
-        Option((RUN, PLAN), "cut the model into P stages, or after ops or layers: OP,OP", "P"),
+        Option((RUN, PLAN), "cut the model into P stages, after ops or layers (OP,OP), or as is fastest (auto)", "P"),
         rule=_stages,
     )
     micro_batches: int | None = setting(
@@ -242,6 +248,11 @@ class Config:
         None,
         Option((RUN, PLAN), "average islands of workers now and then: every=8,pull=0.5 (docs/islands.md)", "SETTINGS"),
         rule=_islands,
+    )
+    examples: int | None = setting(
+        None,
+        Option((RUN, PLAN), "with --memory or --stages: a worker's batch, where it is open", "N", parse=positive),
+        rule=checks.number_or_none,
     )
     lazy_updates: bool = setting(True, rule=checks.truth)
     layouts: bool | None = setting(None, rule=checks.truth_or_none)

@@ -125,6 +125,7 @@ class Settings:
     stages: str | None = None
     micro_batches: int | None = None
     islands: str | None = None
+    examples: int | None = None
     compute_dtype: str | None = None
     replan: str | None = None
     replan_steps: int | None = None
@@ -159,10 +160,6 @@ class Settings:
     memory: bool | None = setting(
         None,
         Option((PLAN,), "the memory of every process and the largest batch (also for --json)", const=True),
-    )
-    examples: int | None = setting(
-        None,
-        Option((PLAN,), "with --memory: a worker's batch, where the graph leaves it open", "N", parse=positive),
     )
     all: bool | None = setting(None, Option((PLAN, SHOW), "a row for every variable", const=True))
     html: str | None = setting(

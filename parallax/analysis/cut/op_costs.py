@@ -8,10 +8,8 @@ from __future__ import annotations
 from parallax.graph.cut.graph_to_cut import elements_of
 from parallax.graph.view import GraphView
 
-OPS_PER_BYTE = 4.0
-"""The number of these operations that take as long as a byte between stages, if nothing is measured: 5 Gflop/s of a
-core and a link of 10 Gbit/s.
-"""
+OPS_PER_S, BYTES_PER_S = 5e9, 1.25e9
+"""The stated rates, where nothing is measured: 5 Gflop/s of a core and a link of 10 Gbit/s."""
 _PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
 

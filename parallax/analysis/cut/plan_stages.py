@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from parallax.analysis.cut.stage_cut import GraphCut, graph_cut
+from parallax.analysis.cut.stage_cut import CutRates, GraphCut, graph_cut
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.base.errors import PlanError
-from parallax.graph.batches import full_length
+from parallax.graph.batches import first_batches, full_length
 from parallax.graph.cut.graph_to_cut import size_bytes
 from parallax.graph.spec import GradientSource, GraphSpec, VariableSpec
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import EXAMPLES, GraphView, split_tensor
 from parallax.plans.model_stages import StageCut, StagePlan
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, Layout, Plan, PlanConstraints
-from parallax.settings.config import Config
+from parallax.settings.config import AUTO, Config
 
 
 def count_stages(config: Config) -> int:
-    """The number of stages in a configuration; 1 for none."""
-    if config.stages is None:
+    """The number of stages in a configuration; 1 for none, and where the planner chooses."""
+    if config.stages in (None, AUTO):
         return 1
     return config.stages if isinstance(config.stages, int) else len(config.stages) + 1
 
@@ -42,7 +42,7 @@ def layout_of_replicas(layout: Layout, stages: int) -> Layout:
     return Layout(tuple(firsts.count(host) for host in range(len(layout.hosts))))
 
 
-def check_supported(captured: CapturedGraph, config: Config, synchronous: bool) -> None:
+def check_for_stages(captured: CapturedGraph, config: Config, synchronous: bool) -> None:
     """Refuses configurations that stages do not support.
 
     Raises:
@@ -55,8 +55,6 @@ def check_supported(captured: CapturedGraph, config: Config, synchronous: bool) 
         "plans that change while a job runs (replan)": config.replan.mode != "off",
         "states in the memory of other hosts (ckpt_config.memory_steps)": ckpt.memory_steps is not None,
         "increments (ckpt_config.whole_every)": ckpt.whole_every > 1,
-        "model profiles": config.model_profile is not None,
-        "cluster profiles": config.cluster_profile is not None,
     }
     for what, is_asked in refused.items():
         if is_asked:
@@ -79,13 +77,30 @@ def check_micro_batches(view: GraphView, replicas: int, micro_batches: int) -> N
         )
 
 
+def examples_of_run(view: GraphView, workers: int, batches: int) -> int:
+    """The examples of a worker's batch in a run; 1 where the graph has a fixed batch, 0 where it leaves the batch open.
+
+    Args:
+        view: the graph.
+        workers: the number of workers, each with the whole model.
+        batches: into which each worker's part of a step's batch is cut.
+    """
+    for node in view.nodes.values():
+        if full_length(node):
+            return max(1, full_length(node) // (workers * batches))
+        if EXAMPLES in node.attr:
+            return int(node.attr[EXAMPLES].i)
+    return 0 if first_batches(view) else 1
+
+
 def plan_in_stages(
     captured: CapturedGraph,
     spec: GraphSpec,
     sources: tuple[GradientSource, ...],
     layout: Layout,
-    config: Config,
+    stages: int | Sequence[str],
     constraints: PlanConstraints,
+    rates: CutRates,
     make: Callable[[Layout, PlanConstraints], Plan],
 ) -> Plan:
     """The plan of a model that is cut into stages.
@@ -95,24 +110,23 @@ def plan_in_stages(
         spec: its variables.
         sources: where gradients leave autodiff.
         layout: of all workers.
-        config: says how many stages, or where they end.
+        stages: how many stages, or where they end.
         constraints: what else is wanted.
+        rates: the measurements by which cuts are compared.
         make: plans for workers that have the whole model.
 
     Raises:
-        PlanError: when it cannot be, or is not supported yet.
+        PlanError: when it cannot be.
     """
-    count = count_stages(config)
-    check_supported(captured, config, constraints.synchronous)
+    count = stages if isinstance(stages, int) else len(stages) + 1
     replicas = layout_of_replicas(layout, count)
     check_micro_batches(captured.view, replicas.num_workers, constraints.accumulate_steps)
+    found = graph_cut_of(captured, sources)
+    ends = found.best_ends(count, rates) if isinstance(stages, int) else found.check_ends(stages)
     plan = make(replicas, replace(constraints, run_option="MPI"))
     _check_routes(plan)
-    found = graph_cut_of(captured, sources)
-    named = config.stages if not isinstance(config.stages, int) else None
-    ends = found.check_ends(named) if named is not None else found.best_ends(count)
-    stages = _stages_of(found, found.cut_at(ends), ends, spec, plan)
-    return replace(plan, hosts=layout.hosts, servers=(), run_option=constraints.run_option, stages=stages)
+    made = _stages_of(found, found.cut_at(ends), ends, spec, plan, rates)
+    return replace(plan, hosts=layout.hosts, servers=(), run_option=constraints.run_option, stages=made)
 
 
 def _check_routes(plan: Plan) -> None:
@@ -145,17 +159,26 @@ def cut_of_plan(captured: CapturedGraph, sources: tuple[GradientSource, ...], pl
 
 
 def _stages_of(
-    found: GraphCut, cut: StageCut, ends: tuple[tuple[str, ...], ...], spec: GraphSpec, plan: Plan
+    found: GraphCut,
+    cut: StageCut,
+    ends: tuple[tuple[str, ...], ...],
+    spec: GraphSpec,
+    plan: Plan,
+    rates: CutRates,
 ) -> tuple[StagePlan, ...]:
     """The plan's entry for each stage."""
-    costs = found.costs()
+    costs = found.member_seconds(rates)
     of_member = [cut.places[nodes[0]] for nodes in found.forward.members]
     messages = [one for one in found.messages_of(cut) if one.tensor]
     trained = [v for v in spec.variables if v.gradients]
-    forward, held = found.forward.number_of(), found.variable_bytes(cut)
+    forward, held, kept = found.forward.number_of(), found.variable_bytes(cut), found.kept_bytes(cut)
     stages = []
     for stage in range(cut.count):
         own = [v for v in trained if _stage_of(v, cut.places) == stage]
+        cost_s = sum(cost for cost, at in zip(costs, of_member, strict=True) if at == stage)
+        sent = [0] * cut.count
+        for m in messages:
+            sent[m.target] += size_bytes(found.view, m.tensor) if m.source == stage else 0
         begins = [m.tensor for m in messages if m.target == stage and split_tensor(m.tensor)[0] in forward]
         stages.append(
             StagePlan(
@@ -164,8 +187,11 @@ def _stages_of(
                 variables=tuple(v.name for v in own),
                 parameters=sum(v.value_bytes // v.dtype_bytes for v in own),
                 held_bytes=held[stage] + (sum(v.value_bytes for v in own) if plan.accumulate_steps > 1 else 0),
-                cost_share=sum(c for c, at in zip(costs, of_member, strict=True) if at == stage) / (sum(costs) or 1.0),
-                sent_bytes=sum(size_bytes(found.view, m.tensor) for m in messages if m.source == stage),
+                cost_share=cost_s / (sum(costs) or 1.0),
+                sent_bytes=sum(sent),
+                sent_to=tuple(sent),
+                kept_bytes=kept[stage],
+                run_s=None if rates.run_s is None else cost_s,
             )
         )
     return tuple(stages)

@@ -7,11 +7,11 @@ nodes are placed by the transform (graph/cut/places.py), which knows the nodes t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from parallax.analysis.cut.forward_pass import VARIABLES, ForwardPass, forward_pass, main_part
 from parallax.analysis.cut.min_max import cut_evenly
-from parallax.analysis.cut.op_costs import OPS_PER_BYTE, cost_of
+from parallax.analysis.cut.op_costs import BYTES_PER_S, OPS_PER_S, cost_of
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.base.errors import PlanError
 from parallax.graph.cut.everywhere import find_everywhere
@@ -28,6 +28,23 @@ _THERE_AND_BACK = 2.0
 _ALL_PASSES = 3.0
 """A product of the forward pass corresponds to two in the backward pass."""
 _NAMED = 4  # ops that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class CutRates:
+    """The measurements by which cuts are compared.
+
+    Attributes:
+        run_s: seconds of a run of the whole model, forward and backward; None where the stated rate applies.
+        byte_s: seconds of a byte between stages, by the stated rate of links if not measured.
+        examples: of the run, by which bytes of activations are multiplied.
+        op_seconds: measured seconds of ops, of which only the proportions are used; empty without measurements.
+    """
+
+    run_s: float | None = None
+    byte_s: float = 1.0 / BYTES_PER_S
+    examples: float = 1.0
+    op_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +70,26 @@ class GraphCut:
         """The graph."""
         return self.captured.view
 
-    def costs(self) -> list[float]:
-        """Operations of each member of the forward pass."""
-        return costs_of(self.view, self.forward)
+    def member_seconds(self, rates: CutRates) -> list[float]:
+        """Seconds of each member of the forward pass in a run, with the nodes of autodiff that belong to it."""
+        costs = self._measured_costs(rates.op_seconds) or costs_of(self.view, self.forward)
+        whole_s = _ALL_PASSES * sum(costs_of(self.view, self.forward)) * rates.examples / OPS_PER_S
+        unit_s = (whole_s if rates.run_s is None else rates.run_s) / (sum(costs) or 1.0)
+        return [unit_s * cost for cost in costs]
 
-    def best_ends(self, count: int) -> tuple[tuple[str, ...], ...]:
-        """The ops that each stage but the last ends with, for the least cost of the dearest of `count` stages.
+    def _measured_costs(self, op_seconds: Mapping[str, float]) -> list[float] | None:
+        """The measured seconds of each member's nodes and of their gradient nodes; None where none was measured."""
+        number_of = self.forward.number_of()
+        forward_of = {node: of for record in self.captured.records for node, of in record.forward.items()}
+        found = [0.0] * len(self.forward.members)
+        for node, seconds in op_seconds.items():
+            number = number_of.get(node, number_of.get(forward_of.get(node, "")))
+            if number is not None:
+                found[number] += seconds
+        return found if any(found) else None
+
+    def best_ends(self, count: int, rates: CutRates) -> tuple[tuple[str, ...], ...]:
+        """The ops that each stage but the last ends with, for the fewest seconds of the slowest of `count` stages.
 
         Raises:
             PlanError: there are fewer ops than stages.
@@ -69,8 +100,8 @@ class GraphCut:
                 f"A stage must have an op of the forward pass: it has {len(members)} that can be parted, and {count} "
                 "stages were asked for. Ask for fewer."
             )
-        crossing = [OPS_PER_BYTE * one for one in self._crossing_bytes()]
-        at = cut_evenly([_ALL_PASSES * cost for cost in self.costs()], crossing, count)
+        crossing = [rates.byte_s * rates.examples * one for one in self._crossing_bytes()]
+        at = cut_evenly(self.member_seconds(rates), crossing, count)
         return tuple(self._last_ops(begin, end) for begin, end in zip((0, *at), at, strict=False))
 
     def _last_ops(self, begin: int, end: int) -> tuple[str, ...]:
@@ -194,6 +225,17 @@ class GraphCut:
                 attributes = view.nodes[handle].attr
                 shape = tuple(dim.size for dim in attributes["shape"].shape.dim)
                 found[places[handle]] += elements_of(shape) * bytes_of_type(attributes["dtype"].type)
+        return found
+
+    def kept_bytes(self, cut: StageCut) -> list[int]:
+        """Bytes of the forward pass's results that autodiff's nodes of each stage take."""
+        view, found = self.view, [0] * cut.count
+        derived = frozenset[str]().union(*(record.ops for record in self.captured.records))
+        for node in self.forward.number_of():
+            for tensor in view.outputs(node):
+                takers = {edge.node for edge in view.consumers(tensor)} & derived & cut.places.keys()
+                for stage in {cut.places[taker] for taker in takers}:
+                    found[stage] += size_bytes(view, tensor)
         return found
 
     def messages_of(self, cut: StageCut) -> tuple[StageMessage, ...]:

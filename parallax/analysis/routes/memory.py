@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from parallax.analysis.routes.cost import id_bytes
 from parallax.analysis.routes.count_touched import TouchedRowCount
 from parallax.analysis.routes.owners import Shares
-from parallax.base.errors import PlanError
+from parallax.base.errors import NotEnoughMemory
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.spec import VariableClass, VariableSpec
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, PlanConstraints
@@ -204,7 +204,7 @@ def check_fits(hosts: Hosts, takes: Mapping[str, Sequence[NDArray[np.float64]]],
         names: of all hosts, for messages; may be empty.
 
     Raises:
-        PlanError: some host has not enough memory for the smallest option of every variable.
+        NotEnoughMemory: some host has not enough memory for the smallest option of every variable.
     """
     for place, (host, limit) in enumerate(zip(hosts.numbers, hosts.limits, strict=True)):
         least = {name: min(float(option[place]) for option in options) for name, options in takes.items()}
@@ -214,9 +214,9 @@ def check_fits(hosts: Hosts, takes: Mapping[str, Sequence[NDArray[np.float64]]],
             raise no_room(largest, least[largest], needed, limit, names[host] if names else f"host {host}")
 
 
-def no_room(variable: str, its_bytes: float, needed: float, limit: float, where: str) -> PlanError:
+def no_room(variable: str, its_bytes: float, needed: float, limit: float, where: str) -> NotEnoughMemory:
     """The error of a host that is too small."""
-    return PlanError(
+    return NotEnoughMemory(
         f"Not enough memory on {where}: the variables need at least {bytes_text(round(needed))} ({round(needed)} "
         f"bytes), of which {variable} takes {bytes_text(round(its_bytes))}, but only "
         f"{bytes_text(max(0, round(limit)))} ({round(limit)} bytes) are free for them. Add hosts, or allow a route "

@@ -28,7 +28,7 @@ import numpy as np
 from parallax.analysis.search.problem import Problem, best_of, count_of
 from parallax.analysis.timing.pricing import AFTER, BEFORE, FULL, LEFT, NEW_VALUES, PHASES, Charge, Floats, RouteOption
 from parallax.analysis.timing.step_time import phases_of, step_of
-from parallax.base.errors import PlanError
+from parallax.base.errors import NotEnoughMemory
 from parallax.base.types import Array
 from parallax.report.text import bytes_text
 
@@ -69,7 +69,7 @@ def solve(problem: Problem, slowness: float = 1.0) -> Solution:
     """The best options; `slowness` divides the rates of all links.
 
     Raises:
-        PlanError: nothing fits into memory.
+        NotEnoughMemory: nothing fits into memory.
     """
     first = [min(range(len(o)), key=lambda i: (_alone(problem, o[i], slowness), i)) for o in problem.options]
     first = _settle(problem, first, slowness)
@@ -104,14 +104,14 @@ def solve(problem: Problem, slowness: float = 1.0) -> Solution:
     return Solution(tuple(picks), step_s, max(0.0, bound_s))
 
 
-def _no_room(problem: Problem) -> PlanError:
+def _no_room(problem: Problem) -> NotEnoughMemory:
     """Names the host with the largest relative shortage, and the variable with the largest minimum memory there."""
     least = np.array([np.min([o.memory for o in options], axis=0) for options in problem.options])
     needed, limits = least.sum(axis=0), np.array(problem.hosts.limits)
     place = int(np.argmax(needed - limits))
     largest = int(np.argmax(least[:, place]))
     taken, its, free = (bytes_text(round(n)) for n in (needed[place], least[largest, place], limits[place]))
-    return PlanError(
+    return NotEnoughMemory(
         f"No choice of routes fits the memory of all hosts at once: on host {problem.hosts.numbers[place]} the "
         f"variables need at least {taken}, of which {problem.names[largest]} takes {its}, but only {free} are free "
         "for them, and the choices that take least there take too much elsewhere or together. Add hosts, or prescribe "

@@ -30,7 +30,7 @@ from parallax.analysis.search.problem import Problem
 from parallax.analysis.timing.pricing import Pricing, RouteOption
 from parallax.analysis.timing.step_time import given_of
 from parallax.analysis.timing.topology import Topology, fabric_of
-from parallax.base.errors import PlanError
+from parallax.base.errors import NotEnoughMemory, PlanError
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import ClusterProfile
 from parallax.plans.plan import ALLTOALL, PS, Layout, PlanConstraints
@@ -51,6 +51,7 @@ rate.
 """
 
 _ROUNDS = 3
+_NOTHING_FITS = "No choice of routes and owners fits the memory of the hosts. Add hosts or shrink the tables."
 
 Servers = tuple[tuple[int, ...], ...]
 
@@ -218,7 +219,7 @@ def _best_of_all(setting: Setting, kinds: VariableKinds) -> tuple[RoutedVariable
             best = routed
     if best is None:
         _check(setting, problem_of(setting, equal_shares(setting.layout.num_workers)))
-        raise PlanError("No choice of routes and owners fits the memory of the hosts. Add hosts or shrink the tables.")
+        raise NotEnoughMemory(_NOTHING_FITS)
     return best, bound_s
 
 
@@ -229,7 +230,7 @@ def _search(setting: Setting, kinds: VariableKinds) -> RoutedVariables:
     found = [routed for routed in (_route(problem_of(setting, shares), shares) for shares in both) if routed]
     if not found:
         _check(setting, problem_of(setting, both[0]))
-        raise PlanError("No choice of routes and owners fits the memory of the hosts. Add hosts or shrink the tables.")
+        raise NotEnoughMemory(_NOTHING_FITS)
     best = min(found, key=lambda routed: routed.solution.step_s)
     slots = slots if best is not found[0] else (1,) * len(slots)
     searches = len(kinds.rates) <= KINDS_SEARCHED and best.problem.columns <= LARGE

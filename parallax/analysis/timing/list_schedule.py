@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from parallax.analysis.timing.intervals import Interval, beside, length, union
 from parallax.analysis.timing.schedule import StepActivities
@@ -31,10 +31,12 @@ class ListSchedule:
     Attributes:
         step_s: of one step, or from one step to the next.
         busy: by resource, its busy intervals, in the seconds that were examined.
+        begins: of a step alone, activity -> when it begins.
     """
 
     step_s: float
     busy: Mapping[str, tuple[Interval, ...]]
+    begins: Mapping[str, float] = field(default_factory=dict)
 
     def hidden_frac(self, device: str) -> float | None:
         """The fraction of the time of all other resources that overlaps with the device's; None where there is none."""
@@ -53,7 +55,8 @@ def listed_alone(step: StepActivities) -> ListSchedule:
     """A schedule of one step."""
     steps = _Steps(step, 1)
     begins = steps.carried_out([(0.0, -far) for far in steps.urgency()])
-    return ListSchedule(max(steps.ends(begins), default=0.0), steps.busy(begins, 0.0, float("inf")))
+    begin_of = dict(zip(step.names, begins, strict=False))  # the last one is the end of the step
+    return ListSchedule(max(steps.ends(begins), default=0.0), steps.busy(begins, 0.0, float("inf")), begin_of)
 
 
 def listed_overlapping(step: StepActivities, least_s: float = 0.0) -> ListSchedule:

@@ -78,7 +78,7 @@ def simulate(
     of_cluster = _cluster(kinds, measured, what_if)
     changed = changed_spec(spec, what_if)
     model = None if measured.model is None else changed_model(measured.model, changed, what_if)
-    wanted = replace(constraints, touched_rows=_wished_rows(constraints, changed, what_if))
+    wanted = changed_constraints(constraints, changed, what_if)
     sizes: list[Size] = []
     before: Plan | None = None
     for hosts in what_if.hosts:
@@ -190,13 +190,14 @@ def changed_table(table: TableProfile, rows: int, batch: float) -> TableProfile:
     )
 
 
-def _wished_rows(constraints: PlanConstraints, spec: GraphSpec, what_if: WhatIf) -> dict[str, int]:
+def changed_constraints(constraints: PlanConstraints, spec: GraphSpec, what_if: WhatIf) -> PlanConstraints:
     """Touched rows set by the user, times `batch`, at most all rows: no curve is known for them."""
     rows = {v.name: v.rows for v in spec.variables}
-    return {
+    touched = {
         name: max(1, min(rows[name], round(count * what_if.batch))) if name in rows else count
         for name, count in constraints.touched_rows.items()
     }
+    return replace(constraints, touched_rows=touched)
 
 
 def _cluster(kinds: Sequence[HostKind], measured: PlanInputs, what_if: WhatIf) -> ClusterProfile:

@@ -1,0 +1,208 @@
+"""Predicts a step of a model in stages: its seconds, the bytes of hosts, and the memory of every worker.
+
+The micro-batches are scheduled (list_schedule.py) as workers run them: stage s of P has at most P - s of them in
+flight, a pass begins when its messages have arrived, and a message takes the link of its sender for the seconds of an
+exchange of two, by the calibrated line of all-to-alls. So the idle share of equal stages with free messages is
+(P - 1) / (m + P - 1). Gradients follow: stages on one host share its link, others exchange theirs concurrently.
+
+Simplified: the backward pass takes twice the seconds of the forward pass. All teams are on hosts like those of the
+first stages. Replicas with stages on one host do not delay each other's messages. Lookups of rows precede all
+micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from parallax.analysis.routes.count_touched import touched_of
+from parallax.analysis.routes.memory import footprint
+from parallax.analysis.search.predict_plan import step_seconds
+from parallax.analysis.timing.list_schedule import ListSchedule, listed_alone
+from parallax.analysis.timing.schedule import Activity, step_of_activities
+from parallax.base.errors import NotEnoughMemory, PlanError
+from parallax.cluster.plan_inputs import PlanInputs
+from parallax.cluster.profiles import ClusterProfile
+from parallax.graph.spec import GraphSpec
+from parallax.plans.model_stages import StagePlan, StageTurn, runs_in_flight
+from parallax.plans.plan import ALLREDUCE, Layout, Plan, PlanConstraints
+from parallax.plans.prediction import HostLoad, Phase, Prediction, ProcessMemory
+from parallax.report.text import bytes_text
+
+PIPELINE, EXCHANGE = "micro-batches through the stages", "exchanges among replicas"
+_FORWARD = 1 / 3
+
+
+def predict_stages(
+    plan: Plan, spec: GraphSpec, replicas: Layout, constraints: PlanConstraints, measured: PlanInputs, examples: float
+) -> Plan:
+    """A plan in stages with the prediction of its step, and of its workers' memory.
+
+    Args:
+        plan: the plan, with seconds of its stages.
+        spec: the variables, with the ids that a replica looks up.
+        replicas: the layout of the replicas.
+        constraints: the user's requirements.
+        measured: profiles of the cluster and of a replica's steps.
+        examples: of a replica's micro-batch.
+
+    Raises:
+        PlanError: the cluster profile lacks a measurement.
+    """
+    if measured.cluster is None:
+        raise ValueError("A prediction needs a cluster profile.")
+    hosts, count = plan.layout.host_by_rank, len(plan.stages)
+    kinds = {tuple(hosts[first : first + count]): None for first in range(0, len(hosts), count)}
+    slowest = max((_schedule(plan, of, measured.cluster, examples) for of in kinds), key=lambda one: one.step_s)
+    stages = tuple(
+        replace(stage, turns=tuple(_turns(plan, stage, number, slowest))) for number, stage in enumerate(plan.stages)
+    )
+    exchange_s = _exchange_seconds(plan, spec, replicas, constraints, measured)
+    step_s = slowest.step_s + exchange_s
+    phases = [Phase(PIPELINE, 0.0, slowest.step_s)]
+    phases += [Phase(EXCHANGE, slowest.step_s, step_s)] if exchange_s else []
+    found = Prediction(
+        step_s, has_compute=True, phases=tuple(phases), loads=host_loads(plan, examples), memory=plan.prediction.memory
+    )
+    return replace(plan, stages=stages, prediction=found)
+
+
+def _schedule(plan: Plan, hosts: Sequence[int], cluster: ClusterProfile, examples: float) -> ListSchedule:
+    """The micro-batches of a replica whose stages are on these hosts."""
+    passes = list(_activities(plan, hosts, cluster, examples))
+    return listed_alone(step_of_activities(passes))
+
+
+def _activities(plan: Plan, hosts: Sequence[int], cluster: ClusterProfile, examples: float) -> Iterator[Activity]:
+    stages, batches = plan.stages, plan.accumulate_steps
+    for number, stage in enumerate(stages):
+        run_s, flying = stage.run_s or 0.0, runs_in_flight(number, len(stages), batches)
+        senders = [other for other, one in enumerate(stages) if one.sent_to[number]]
+        links = {
+            to: _message_seconds(cluster, hosts[number], hosts[to], examples * sent) for to, sent in _receivers(stage)
+        }
+        for batch in range(batches):
+            before = [f"{other}>{number} {batch}" for other in senders if other < number]
+            after = [f"{other}>{number} {batch}" for other in senders if other > number]
+            before += [f"backward {number} {batch - flying}"] if batch >= flying else []
+            yield Activity(f"forward {number} {batch}", _FORWARD * run_s, f"stage {number}", tuple(before))
+            after.append(f"forward {number} {batch}")
+            yield Activity(f"backward {number} {batch}", (1 - _FORWARD) * run_s, f"stage {number}", tuple(after))
+            for to, seconds in links.items():
+                link = f"link {hosts[number]}" if hosts[number] != hosts[to] else None
+                needed = f"{'forward' if to > number else 'backward'} {number} {batch}"
+                yield Activity(f"{number}>{to} {batch}", seconds, link, (needed,))
+
+
+def _receivers(stage: StagePlan) -> Iterator[tuple[int, int]]:
+    return ((to, sent) for to, sent in enumerate(stage.sent_to) if sent)
+
+
+def _message_seconds(cluster: ClusterProfile, source: int, target: int, sent_bytes: float) -> float:
+    line = (cluster.within if source == target else cluster.across).get("alltoall")
+    if line is None:
+        where = "within a host" if source == target else "across hosts"
+        raise PlanError(f"The cluster profile has no alltoall {where}. Measure it with `parallax calibrate`.")
+    rate = min(cluster.hosts[source].out_bytes_per_s, cluster.hosts[target].in_bytes_per_s)
+    return line.seconds(2, sent_bytes, None if source == target else rate)
+
+
+def _turns(plan: Plan, stage: StagePlan, number: int, schedule: ListSchedule) -> Iterator[StageTurn]:
+    lengths = {"forward": _FORWARD * (stage.run_s or 0.0), "backward": (1 - _FORWARD) * (stage.run_s or 0.0)}
+    begins = sorted(
+        (schedule.begins[f"{way} {number} {batch}"], way, batch)
+        for way in lengths
+        for batch in range(plan.accumulate_steps)
+    )
+    return (StageTurn(batch, way == "backward", begin, begin + lengths[way]) for begin, way, batch in begins)
+
+
+def _exchange_seconds(
+    plan: Plan, spec: GraphSpec, replicas: Layout, constraints: PlanConstraints, measured: PlanInputs
+) -> float:
+    """Seconds of the exchanges of variables among replicas."""
+    model = measured.model and replace(measured.model, compute_s=None, session_s=None, overlap_s=None)
+    alone = replace(plan, hosts=replicas.hosts, stages=())
+    by_host: dict[int, set[str]] = {}
+    for host, stage in zip(plan.layout.host_by_rank, plan.stages, strict=False):
+        by_host.setdefault(host, set()).update(stage.variables)
+    found = [0.0]
+    for names in by_host.values():
+        own = replace(spec, variables=tuple(v for v in spec.variables if v.name in names))
+        seconds = step_seconds(own, alone, replicas, constraints, replace(measured, model=model))
+        if seconds is None:
+            raise PlanError("The cluster profile lacks what the plan exchanges. Measure it with `parallax calibrate`.")
+        found.append(seconds)
+    return max(found)
+
+
+def host_loads(plan: Plan, examples: float) -> tuple[HostLoad, ...]:
+    """The bytes of each host's link in a step: messages between stages, and exchanges of variables among replicas."""
+    hosts, count, steps = plan.layout.host_by_rank, len(plan.stages), plan.accumulate_steps
+    out, into = [0.0] * len(plan.hosts), [0.0] * len(plan.hosts)
+    for rank, host in enumerate(hosts):
+        number = rank % count
+        for to, sent in _receivers(plan.stages[number]):
+            other = hosts[rank - number + to]
+            if other != host:
+                out[host] += sent * examples * steps
+                into[other] += sent * examples * steps
+    for number, stage in enumerate(plan.stages):
+        team = hosts[number::count]
+        for name in stage.variables:
+            variable = plan.variable(name)
+            for host in set(team) if len(set(team)) > 1 else ():
+                share = float(team.count(host))
+                if variable.route == ALLREDUCE:  # workers of a host sum in its memory first
+                    several, whole = len(set(team)), len(team)
+                    share = (several - 1) / several * whole / (whole - 1)
+                out[host] += share * (variable.cost.sent_bytes or 0)
+                into[host] += share * (variable.cost.sent_bytes or 0)
+    return tuple(HostLoad(host, round(out[host]), round(into[host])) for host in range(len(plan.hosts)))
+
+
+def stage_memory(
+    plan: Plan, spec: GraphSpec, constraints: PlanConstraints, measured: PlanInputs, examples: float, base_bytes: int
+) -> tuple[ProcessMemory, ...]:
+    """The memory of each worker of a plan in stages: its variables, and the activations of the runs in flight.
+
+    Args:
+        plan: the plan.
+        spec: the variables.
+        constraints: the user's requirements.
+        measured: the profiles.
+        examples: of a replica's micro-batch.
+        base_bytes: of a worker besides variables and activations.
+    """
+    replicas, count, found = plan.num_replicas, len(plan.stages), []
+    for number, stage in enumerate(plan.stages):
+        values, buffers, others = 0.0, 0.0, float(stage.held_bytes)
+        for variable in (spec.variable(name) for name in stage.variables):
+            route, touched = plan.variable(variable.name).route, touched_of(variable, constraints, measured)
+            held = footprint(variable, route, touched, replicas, (), plan.accumulate_steps)
+            values += held.copies + held.spread / replicas
+            buffers += held.copied_buffers + held.spread_buffers / replicas
+            others -= variable.value_bytes * (2 if plan.accumulate_steps > 1 else 1) + variable.slots_bytes
+        kept = stage.kept_bytes * examples * runs_in_flight(number, count, plan.accumulate_steps)
+        found.append((round(values + max(0.0, others)), round(buffers), base_bytes + round(kept)))
+    return tuple(
+        ProcessMemory("worker", rank, host, *found[rank % count]) for rank, host in enumerate(plan.layout.host_by_rank)
+    )
+
+
+def check_room(memory: Sequence[ProcessMemory], measured: PlanInputs, most_bytes: int | None) -> None:
+    """Refuses processes that need more memory than their host has, where that is known.
+
+    Raises:
+        NotEnoughMemory: names the host.
+    """
+    limits = [most_bytes] * (1 + max((one.host for one in memory), default=0))
+    for host, one in enumerate(() if measured.cluster is None else measured.cluster.hosts[: len(limits)]):
+        limits[host] = one.memory_bytes if most_bytes is None else min(most_bytes, one.memory_bytes)
+    for host, limit in enumerate(limits):
+        needed = sum(one.values_bytes + one.exchange_bytes + one.model_bytes for one in memory if one.host == host)
+        if limit is not None and needed > limit:
+            raise NotEnoughMemory(
+                f"Not enough memory on host {host}: variables, buffers and activations need {bytes_text(needed)}, and "
+                f"it has {bytes_text(limit)}. Add hosts, take smaller batches, or allow stages='auto'."
+            )
