@@ -286,7 +286,7 @@ def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
     if wanted.verify_first is not None:
         check_comparable(analysed, plan)
     if verifying:
-        check_feeds(graph, cluster.num_workers, wanted)
+        check_feeds(graph, plan.num_replicas, wanted)
         if wanted.claims:
             check_claims(plan, wanted.joined_args, wanted.replan)
     seed = show_plan(plan, config)
@@ -310,7 +310,7 @@ def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
         job = job_of(graph, analysed, plan, cluster, config, mine, seed)
         keep_graph(graph, folder)
         wanted = replace(wanted, seed=seed)
-        hidden = prepare(graph, analysed, plan, folder, cluster.num_workers, wanted)
+        hidden = prepare(graph, analysed, plan, folder, wanted)
         return JobEnd(compare_runs(job, plan, folder, hidden, wanted))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -28,15 +28,19 @@ from parallax.settings.environment import Role, Settings, settings
 from parallax.settings.merge import merge_settings
 from parallax.settings.modes import resolve_sync
 
-_OF_WHOLE_MODELS = {
+_OPTIONS = {
     "memory": "--memory",
     "html": "--html",
     "trace": "--trace",
     "measure": "--measure",
     "verify_first": "--verify-first",
 }
-"""Features that assume one team of workers, each with the full model: settings, and their options."""
-_ROLES_OF_WHOLE_MODELS = (Role.VERIFY, Role.PROFILE, Role.CHECK)
+"""Features that not every kind of plan supports: settings, and their options."""
+_UNSUPPORTED = {
+    "stages": (("memory", "trace", "measure"), (Role.CHECK,)),
+    "islands": (tuple(_OPTIONS), (Role.VERIFY, Role.PROFILE, Role.CHECK)),
+}
+"""By kind of plan the features and commands that it does not support yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +103,12 @@ def plan_on(cluster: Cluster, analysed: AnalysedGraph, call: Call) -> Plan:
         PlanError: there are stages or islands, and a requested feature does not support these yet.
     """
     plan = plan_for(analysed, layout_of(cluster), call.config, call.sync, [host.address for host in cluster.hosts])
-    if plan.stages or plan.islands is not None:
-        asked = [option for name, option in _OF_WHOLE_MODELS.items() if getattr(call.wanted, name) is not None]
-        asked += [f"parallax {role.value}" for role in _ROLES_OF_WHOLE_MODELS if role is call.wanted.role]
-        if asked:
-            what = "stages" if plan.stages else "islands"
-            raise PlanError(f"{asked[0]} is not supported yet with {what}. Leave it out, or the {what}.")
+    for kind in [name for name in _UNSUPPORTED if getattr(plan, name)]:
+        options, roles = _UNSUPPORTED[kind]
+        requested = [_OPTIONS[name] for name in options if getattr(call.wanted, name) is not None]
+        requested += [f"parallax {role.value}" for role in roles if role is call.wanted.role]
+        if requested:
+            raise PlanError(f"{requested[0]} is not supported yet with {kind}. Leave it out, or the {kind}.")
     return plan
 
 

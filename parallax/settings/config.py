@@ -235,12 +235,21 @@ class Config:
     )
     stages: int | str | Sequence[str] | None = setting(
         None,
-        Option((RUN, PLAN), "cut the model into P stages, after ops or layers (OP,OP), or as is fastest (auto)", "P"),
+        Option(
+            (RUN, PLAN, VERIFY),
+            "cut the model into P stages, after ops or layers (OP,OP), or as is fastest (auto)",
+            "P",
+        ),
         rule=_stages,
     )
     micro_batches: int | None = setting(
         None,
-        Option((RUN, PLAN), "with --stages, update once for M batches, or for M parts of Keras's", "M", parse=positive),
+        Option(
+            (RUN, PLAN, VERIFY),
+            "with --stages, update once for M batches, or for M parts of Keras's",
+            "M",
+            parse=positive,
+        ),
         rule=checks.number_or_none,
     )
     staleness: int | None = setting(None, rule=partial(checks.number_or_none, least=0))

@@ -1,4 +1,4 @@
-"""Stages that the planner chooses: where they pay, where memory needs them, and what a plan says of the other choice."""
+"""Stages that the planner chooses: where they pay, where memory needs them, and what a plan says otherwise."""
 
 import itertools
 
@@ -11,6 +11,7 @@ from parallax.analysis.stages import analyse, plan_for
 from parallax.base.errors import NotEnoughMemory, PlanError
 from parallax.plans.model_stages import idle_share
 from parallax.plans.plan import Layout, plan_from_json
+from parallax.report.html.page import plan_page
 from parallax.report.plan_table import plan_table
 from parallax.settings.config import Config
 from tests.analysis.measured import cluster, equal_hosts, host, model
@@ -134,7 +135,9 @@ def test_the_cut_is_the_best_of_all(analysed):
 
 
 def test_measured_seconds_of_ops_move_the_cut(analysed, plan):
-    slow = plan(analysed, run_s=0.5, stages=2, op_seconds={"MatMul": 9.0, "MatMul_7": 1.0, "layer7": 1.0, "matmul": 9.0})
+    slow = plan(
+        analysed, run_s=0.5, stages=2, op_seconds={"MatMul": 9.0, "MatMul_7": 1.0, "layer7": 1.0, "matmul": 9.0}
+    )
     assert [len(stage.variables) for stage in slow.stages] != [4, 4]
     assert [len(stage.variables) for stage in plan(analysed, run_s=0.5, stages=2).stages] == [4, 4]
 
@@ -157,3 +160,9 @@ def test_refuses(plan, batch, settings, said):
     with pytest.raises(PlanError, match=said):
         plan(analyse(wide(batch, 2, 8)), **settings)
 
+
+def test_a_page_draws_stages_and_their_micro_batches(analysed, plan):
+    page = plan_page(plan(analysed, run_s=0.02, stages=4))
+    assert page.count('class="turn"') == 4 * 8 * 2 and 'class="stages"' in page
+    assert page.count("a copy in every worker of its stage") > 0
+    assert "micro-batch 7, backward" in page

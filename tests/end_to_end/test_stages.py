@@ -118,6 +118,26 @@ def test_all_workers_see_what_one_stage_has(train):
     assert len(lines[0]) == 1 and lines[0] == lines[1]
 
 
+@pytest.mark.rotates
+@pytest.mark.parametrize(
+    ("workers", "model", "optimizer", "micro_batches"),
+    [(2, "tied", "adagrad", 1), (4, "dropped", "adam", 2), (4, "spread", "adam", 4)],
+)
+def test_a_verification_compares_stages_with_one_process(start, tmp_path, workers, model, optimizer, micro_batches):
+    words = ("--workers", workers, "--feeds", f"{SCRIPT}:feeds", "--fetch", "train", SCRIPT, model, optimizer)
+    done = start("-m", "parallax.entry.cli", "verify", *words, 2, micro_batches, 1, tmp_path / "none.npz").finish()
+    assert done.status == 0, str(done)
+    assert f"{workers} workers and one process are equal after 5 steps" in done.stdout
+
+
+@pytest.mark.rotates
+def test_first_updates_of_stages_are_verified(start, tmp_path):
+    words = (SCRIPT, "mlp", "adagrad", 2, 4, 1, tmp_path / "found.npz")
+    done = start("-m", "parallax.entry.cli", "run", "--workers", 4, "--verify-first", 2, *words).finish()
+    assert done.status == 0, str(done)
+    assert "Step 2 of 2 that are verified: 4 workers and one process are equal" in done.stdout
+
+
 REFUSED = [
     (["--stages", "3"], "multiple of the stages"),
     (["--stages", "nothing"], "must be an op of the forward pass"),
@@ -126,6 +146,8 @@ REFUSED = [
     (["--stages", "add_2,add_2"], "must have each name once"),
     (["--stages", "0"], "must be an integer of at least 1"),
     (["--stages", "2", "--micro-batches", "4", "--accumulate-steps", "2"], "Give micro_batches alone"),
+    (["--stages", "auto"], "measure the cluster"),
+    (["--stages", "2", "--trace", "folder"], "--trace is not supported yet with stages"),
 ]
 
 

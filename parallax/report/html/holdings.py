@@ -29,19 +29,21 @@ class Holding:
 def held_by_host(plan: Plan, most: int) -> tuple[tuple[Holding, ...], ...]:
     """For each host the variables that it stores, by name; of the first hosts, at most so many."""
     found: list[list[Holding]] = [[] for _ in plan.hosts[:most]]
-    hosts = plan.layout.host_by_rank
+    hosts, count = plan.layout.host_by_rank, max(1, len(plan.stages))
+    stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.variables}
     for variable in plan.variables:
         whole, total = value_bytes(variable), sum(variable.owner_rows) or 1
         rows = [0] * len(plan.hosts)
-        for owner, count in enumerate(variable.owner_rows):
-            rows[plan.servers[owner] if variable.servers else hosts[owner]] += count
-        for host, workers in enumerate(plan.hosts[:most]):
+        team = hosts[stage_of[variable.name] :: count] if variable.name in stage_of else hosts
+        for owner, owned in enumerate(variable.owner_rows):
+            rows[plan.servers[owner] if variable.servers else team[owner]] += owned
+        for host, workers in enumerate(map(team.count, range(len(plan.hosts[:most])))):
             if variable.owner_rows:
                 if rows[host]:
                     words = f"{rows[host]:,} of {total:,} rows"
                     found[host].append(Holding(variable.name, variable.route, whole * rows[host] // total, words))
             elif workers:
-                words = "a copy in every worker"
+                words = "a copy in every worker" + (" of its stage" if team is not hosts else "")
                 found[host].append(Holding(variable.name, variable.route, workers * whole, words))
     return tuple(tuple(of_host) for of_host in found)
 

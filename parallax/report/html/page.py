@@ -18,6 +18,7 @@ from parallax.report.html.pictures import (
     hosts_words,
     link_flips_svg,
     routes_svg,
+    stages_svg,
     timeline_svg,
     touched_flips_svg,
 )
@@ -50,6 +51,7 @@ def plan_page(plan: Plan) -> str:
             "Bytes are what one worker sends in a step, and it receives as many; those of ps are of both directions."
             "</p>"
         ),
+        section("Stages", stages_svg(plan), _STAGES),
         section("The step in time", timeline_svg(plan), _TIMELINE),
         section("Bytes by route", routes_svg(plan), "What one worker sends in a step."),
         section("Hosts", hosts_svg(plan), hosts_words(plan)),
@@ -58,6 +60,7 @@ def plan_page(plan: Plan) -> str:
     return html_page(title, parts, SCRIPT)
 
 
+_STAGES = "What a stage keeps and sends is for each example if the batch is open, else for each micro-batch."
 _TIMELINE = "Phases follow each other. Where bars overlap, compute hides the exchange of gradients."
 
 

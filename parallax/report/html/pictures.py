@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
+from parallax.plans.model_stages import runs_in_flight
 from parallax.plans.plan import Plan, VariablePlan
 from parallax.plans.prediction import LINK, TOUCHED, Flip
 from parallax.report.html.holdings import Holding, held_by_host, memory_by_host, rate_now, sent_by_route
@@ -255,3 +256,28 @@ def _flip_routes(rows: Sequence[tuple[VariablePlan, list[Flip], float | None]]) 
 def _routes(plan: Plan) -> list[str]:
     seen = {v.route for v in plan.variables}
     return [route for route in COLOUR_BY_ROUTE if route in seen]
+
+
+def stages_svg(plan: Plan) -> Markup:
+    """The stages: a row for each with what it holds, sends and keeps, and its predicted turns; empty without stages."""
+    if not plan.stages:
+        return NONE
+    end_s = max((stage.turns[-1].end_s for stage in plan.stages if stage.turns), default=0.0)
+    left, row = 330.0, _ROW + 14
+    scale, bottom = (WIDTH - left - 20) / end_s if end_s else 0.0, 26 + row * len(plan.stages)
+    parts = [legend(left, 14, [("forward", _EXCHANGE), ("backward", _COMPUTE)])] if end_s else []
+    for value in ticks(1e3 * end_s) if end_s else ():
+        x = left + scale * value / 1e3
+        parts += [line(x, 22, x, bottom, PALE), text(x, bottom + 16, f"{value:g} ms", "middle", FAINT, 11)]
+    for number, stage in enumerate(plan.stages):
+        y, runs = 26 + row * number, runs_in_flight(number, len(plan.stages), plan.accumulate_steps)
+        words = f"{pluralize(len(stage.variables), 'variable')}, {100 * stage.cost_share:.0f} % of the operations"
+        held = f"holds {bytes_text(stage.held_bytes)}, keeps {runs} x {bytes_text(stage.kept_bytes)}"
+        parts.append(text(4, y + 13, f"stage {number}: {words}"))
+        parts.append(text(4, y + 28, f"{held}, sends {bytes_text(stage.sent_bytes)}", fill=FAINT, size=11))
+        for turn in stage.turns:
+            way, fill = ("backward", _COMPUTE) if turn.is_backward else ("forward", _EXCHANGE)
+            tip = f"micro-batch {turn.micro_batch}, {way}: {ms_text(turn.start_s)} to {ms_text(turn.end_s)}"
+            more, width = Markup(' class="turn" stroke="#fff" stroke-width="0.5"'), scale * (turn.end_s - turn.start_s)
+            parts.append(rect(left + scale * turn.start_s, y + 4, width, row - 12, fill, tip, more))
+    return svg(WIDTH, bottom + 24, "stages", "The stages of the model, and their micro-batches in time", parts)

@@ -76,6 +76,8 @@ def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> Non
         reason = "this plan has rows on servers. Leave --claims out, or have them elsewhere: run_option='HYBRID'."
     elif plan.accumulate_steps > 1:
         reason = f"an update takes {plan.accumulate_steps} batches here. Leave --claims or accumulate_steps out."
+    elif plan.stages:
+        reason = "a worker holds one stage of the model here. Leave --claims or the stages out."
     elif joined_args is not None:
         reason = (
             "with --joined-args the one process builds another graph. Leave the batch dimension of the placeholders "
@@ -155,7 +157,7 @@ class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._asked: list[str] = []
 
     def before_run(self, run_context: RunContext) -> RunArgs:
-        """Adds fetches of those tensors that this worker's graph has; a transform may have left a node without some."""
+        """Adds fetches of those tensors that this worker's graph has, which may be one stage's."""
         self._step = None if self.finished else self._training.step
         if self._step is None:
             return None

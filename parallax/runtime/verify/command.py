@@ -38,7 +38,7 @@ from parallax.runtime.worker.session.feeds import named_batch, train_op
 from parallax.settings.environment import Role, Settings, environment_with
 
 
-def check_feeds(graph: Graph, num_workers: int, wanted: Settings) -> None:
+def check_feeds(graph: Graph, num_replicas: int, wanted: Settings) -> None:
     """Refuses, before anything is started, feeds and a fetch that the graph lacks, or that cannot be concatenated.
 
     Raises:
@@ -46,14 +46,12 @@ def check_feeds(graph: Graph, num_workers: int, wanted: Settings) -> None:
         GraphError: the graph cannot be fed the global batch.
     """
     feeds = feeds_of(graph, train_op(graph, wanted.fetch), wanted)
-    batch = joined_batch([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
+    batch = joined_batch([named_batch(graph, feeds(0, rank, num_replicas)) for rank in range(num_replicas)])
     if wanted.joined_args is None:
         check_fits(graph, batch)
 
 
-def prepare(
-    graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, num_workers: int, wanted: Settings
-) -> list[str]:
+def prepare(graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, wanted: Settings) -> list[str]:
     """Saves for both sides the plan, the random draws of steps, and the claims that are checked in each step.
 
     Args:
@@ -61,7 +59,6 @@ def prepare(
         analysed: the same.
         plan: of the job.
         folder: of the job.
-        num_workers: of the job.
         wanted: feeds, fetch and seed.
 
     Returns:
@@ -73,8 +70,8 @@ def prepare(
     keep_draws(folder, drawn)
     (folder / PLAN_FILE).write_text(plan.to_json())
     if wanted.claims:
-        feeds = feeds_of(graph, fetch, wanted)
-        batch = joined_batch([named_batch(graph, feeds(0, rank, num_workers)) for rank in range(num_workers)])
+        feeds, size = feeds_of(graph, fetch, wanted), plan.num_replicas
+        batch = joined_batch([named_batch(graph, feeds(0, rank, size)) for rank in range(size)])
         one = OneProcess(graph, analysed, batch, wanted.seed or 1, wanted.compute_dtype, inlined=True)
         keep_claims(walk, folder, op, lambda tensors: one.sizes(tensors, batch))
     return hidden
@@ -94,13 +91,13 @@ def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], want
         0 when all are equal or noise and no claim is false, else 1; or the status of the side that failed.
     """
     terms = {"accumulate_steps": plan.accumulate_steps, "wire_dtype": plan.wire_dtype}
-    failed = launch(job).status or _start_single(job, folder, replace(wanted, **terms))  # type: ignore[arg-type]
+    failed = launch(job).status or _start_single(job, folder, replace(wanted, workers=plan.num_replicas, **terms))  # type: ignore[arg-type]
     if failed:
         return failed
     noise, kinds = read_file_value(folder / NOISE_FILE, tuple[dict[str, float], dict[str, str]])
     if plan.accumulate_steps == 1:  # per-batch writes differ from those of the global batch
         kinds |= {v.name: OTHERS for v in plan.variables if v.cls == VariableClass.UNTRAINED}
-    measured = _measure(folder, job.num_workers, noise, kinds)
+    measured = _measure(folder, plan.num_replicas, noise, kinds)
     judged = judge(measured, tolerance_of(plan, wanted), margin_of(plan, wanted))
     own = [name for name in noise if kinds.get(name) == OWN]
     text = table_text(judged, own)
@@ -130,7 +127,7 @@ def _start_single(job: Job, folder: Path, wanted: Settings) -> int:
     """Runs the one process and returns its exit status."""
     script = job.program[2:]  # -m parallax.runtime.worker.main
     arguments = script if wanted.joined_args is None else (*_program(script), *wanted.joined_args.split("\n"))
-    mine = replace(wanted, role=Role.VERIFY_SINGLE, job_folder=str(folder), workers=job.num_workers, resource=None)
+    mine = replace(wanted, role=Role.VERIFY_SINGLE, job_folder=str(folder), resource=None)
     argv: list[str] = [sys.executable, "-m", "parallax.runtime.worker.script", *arguments]
     return subprocess.run(argv, env=environment_with(mine, dict(job.environment)), check=False).returncode
 

@@ -7,6 +7,7 @@ along which its own draw would be longer. Draws inside conditionals and loops ca
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -60,11 +61,11 @@ def kept_draws(folder: Path) -> list[str]:
     return read_file_value(folder / DRAWS_FILE, list[str])
 
 
-def joined_draws(files: Iterable[Path], shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
+def joined_draws(files: Iterable[Sequence[Path]], shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
     """Concatenates the workers' draws for the rows of one global batch.
 
     Args:
-        files: of the workers, in the order of their rows.
+        files: of the workers, in the order of their rows; several where stages of the model have parts of the draws.
         shapes: tensor -> shape of the one process's draw.
 
     Returns:
@@ -73,7 +74,7 @@ def joined_draws(files: Iterable[Path], shapes: dict[str, tuple[int, ...]]) -> d
     """
     found = {}
     with ExitStack() as stack:
-        parts = [stack.enter_context(np.load(file)) for file in files]
+        parts = [ChainMap(*(stack.enter_context(np.load(file)) for file in of_rows)) for of_rows in files]
         for tensor, shape in shapes.items():
             if not all(tensor in part for part in parts):
                 continue

@@ -93,7 +93,10 @@ class VerifiedSteps:
             if kept.pending == kept.steps - 1:  # the updating run, with all values that the script has assigned by then
                 self._before = self._values()
             feeds = {name: np.asarray(value) for name, value in request.feeds.items()}
-            self._batches += self._members.workers.gather(feeds, root=0) or []
+            of_all = self._members.workers.gather(feeds, root=0) or []
+            self._batches += of_all[
+                :: self._members.size // self._members.replicas
+            ]  # stages of a replica are fed alike
 
     def after_run(self) -> None:
         """Compares the values, if the run was an update.

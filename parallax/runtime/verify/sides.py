@@ -54,7 +54,15 @@ def keep_graph(graph: Graph, folder: Path) -> None:
 
 
 def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Settings) -> None:
-    """One worker's side: runs the steps and saves all variables, except copies with the same bits as worker 0's."""
+    """One worker's side: runs the steps and saves all variables, except copies with the same bits as worker 0's.
+
+    Args:
+        graph: the user's.
+        session: of this worker.
+        size: the number of workers, or of replicas of a model in stages, all of whose workers get the same values.
+        rank: of this worker, or of its replica.
+        wanted: steps and feeds.
+    """
     fetch = train_op(graph, wanted.fetch)
     feeds = feeds_of(graph, fetch, wanted)
     folder = Path(wanted.job_folder or "")
@@ -68,10 +76,11 @@ def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Set
         values = {name: session.run(variable)[0] for name, variable in variables_of(graph).items()}
         rounding = session.exchange_report().rounding_text()
     mine = {name: digest(value) for name, value in values.items()}
-    first = session.workers.bcast(mine, root=0)
-    kept = {name: value for name, value in values.items() if rank == 0 or mine[name] != first[name]}
-    save(folder / WORKER_FILE.format(rank=rank), kept)
-    if rank == 0:
+    first, place = session.workers.bcast(mine, root=0), session.workers.Get_rank()
+    kept = {name: value for name, value in values.items() if place == 0 or mine[name] != first[name]}
+    if place % (session.workers.Get_size() // size) == 0:
+        save(folder / WORKER_FILE.format(rank=rank), kept)
+    if place == 0:
         sys.stdout.write(f"{rounding}\n" if rounding else "")
 
 
@@ -88,7 +97,8 @@ def run_single(graph: Graph, wanted: Settings, lazy_updates: bool = True) -> Non
     has_layouts = wanted.claims and ClaimGroups.read(folder).has_layouts
     analysed = analyse(graph, lazy_updates, layouts=None if has_layouts else False)
     rounding = rounding_of(wanted.wire_dtype, wanted.compute_dtype)
-    drawn_ops = kept_draws(folder)
+    drawn_ops, plan = kept_draws(folder), plan_from_json((folder / PLAN_FILE).read_text())
+    stages = max(1, len(plan.stages))
     is_as_written = not any(node.op in UPDATES_OF_ROWS for node in analysed.captured.view.nodes.values())
     as_written = analysed if is_as_written else analyse(graph, lazy_updates=False, synchronous=False)
     one = OneProcess(
@@ -97,15 +107,23 @@ def run_single(graph: Graph, wanted: Settings, lazy_updates: bool = True) -> Non
     for number, (batch, shapes) in enumerate(zip(joined, one.shapes(drawn_ops, joined), strict=True)):
         if not shapes:
             continue
-        runs_of = [(rank, kept * number + part) for part in range(kept) for rank in range(size)]
-        batch |= joined_draws([folder / KEPT_FILE.format(rank=rank, step=step) for rank, step in runs_of], shapes)
+        batch |= joined_draws(
+            [
+                [
+                    folder / KEPT_FILE.format(rank=rank * stages + stage, step=kept * number + part)
+                    for stage in range(stages)
+                ]
+                for part in range(kept)
+                for rank in range(size)
+            ],
+            shapes,
+        )
     runs = one.run([fetch.name], joined)
     noise = one.noise([fetch.name], joined, runs, rounding)
     for file, values in zip((BEFORE_FILE, AFTER_FILE), runs, strict=True):
         save(folder / file, values)
     write_value(folder / NOISE_FILE, [noise, one.kinds])
     if wanted.claims:
-        plan = plan_from_json((folder / PLAN_FILE).read_text())
         margins = Margins(max(tolerance_of(plan, wanted), CLAIM_TOLERANCE), margin_of(plan, wanted), rounding)
         try_claims(one, Claims(walk_of(analysed, plan)), fetch.name, joined, folder, size, margins, graph)
 

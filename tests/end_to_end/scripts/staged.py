@@ -136,6 +136,12 @@ def batch(number, workers):
     return {"values:0": values, "labels:0": draw.integers(0, CLASSES, ROWS * workers).astype(np.int32)}
 
 
+def feeds(step, worker, workers):
+    """The batch of a worker, for a verification."""
+    rows = slice(worker * ROWS, (worker + 1) * ROWS)
+    return {name: values[rows] for name, values in batch(step, workers).items()}
+
+
 def exact():
     """Options that have TensorFlow compute each op as it stands, so that a part of a graph rounds as the whole."""
     options = tf.ConfigProto()

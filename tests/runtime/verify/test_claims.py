@@ -193,5 +193,5 @@ def test_draws_join_along_the_axis_along_which_one_process_draws_more(tmp_path):
         drawn = {"own:0": np.full([4, rows, 2], rank), "odd:0": np.full([rows, 5], rank), "alike:0": np.zeros(7)}
         save(files[-1], drawn)
     shapes = {"own:0": (4, 5, 2), "alike:0": (7,), "odd:0": (4, 4), "gone:0": (1,)}
-    found = joined_draws(files, shapes)
+    found = joined_draws([[file] for file in files], shapes)
     assert list(found) == ["own:0"] and found["own:0"][0, :, 0].tolist() == [0, 0, 1, 1, 1]

@@ -75,7 +75,10 @@ class StageFailures:
         run = raw.run
 
         def run_and_tell(fetches: Any, *arguments: Any, **named: Any) -> Any:
-            return self.call(tf.nest.flatten(fetches), lambda: run(fetches, *arguments, **named))
+            # The keys of a run with hooks are the hooks, which have no order.
+            parts = fetches.values() if isinstance(fetches, dict) else [fetches]
+            targets = [target for part in parts for target in tf.nest.flatten(part)]
+            return self.call(targets, lambda: run(fetches, *arguments, **named))
 
         raw.run = run_and_tell
 
