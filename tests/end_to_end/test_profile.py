@@ -39,6 +39,16 @@ def test_the_first_steps_of_a_job_show_what_sample_batches_do(start, tmp_path):
     assert touched == {t.name: pytest.approx(t.touched_rows) for t in steps.tables}, "as the exchanges counted"
 
 
+@pytest.mark.rotates
+def test_seconds_of_ops_are_measured_with_the_step(start, tmp_path):
+    words = ("--compute", "--feeds", f"{PROFILED}:feeds", "-o", "timed.json", PROFILED)
+    done = start(*CLI, "profile", *words, cold=True).finish()
+    assert done.status == 0, str(done)
+    found = read_measured(None, tmp_path / "timed.json").model
+    assert found.compute_s > 0 and any("grad" in name for name in found.op_seconds), found
+    assert min(found.op_seconds.values()) >= 0 < sum(found.op_seconds.values())
+
+
 @pytest.mark.slow
 def test_training_is_to_the_bit_what_it_is_without(start):
     plain = start(*CLI, "run", "--workers", 2, PROFILED).finish()

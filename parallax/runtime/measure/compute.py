@@ -9,8 +9,8 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tensorflow as tf
@@ -20,11 +20,15 @@ from parallax.base.types import Session, Value
 from parallax.report.text import bytes_text
 from parallax.runtime.measure.inputs import Inputs, open_session
 from parallax.runtime.measure.memory import free_bytes, peak_bytes, reset_peak, variable_bytes
+from parallax.runtime.trace.ops import read_step
 from parallax.settings.config import Config
 from parallax.transform.building.editor import Worker
 
 _UNTIMED, _TIMED = 3, 10
 """Steps excluded at the start, which allocate memory and prepare kernels; the median is of the others."""
+
+_TRACED, _SHARE = 3, 0.99
+"""Steps in which ops are timed, and the share of their time for which the longest ones are recorded."""
 
 _UNTIMED_ON_ONE = 1
 """The same, after threads have been moved to one core."""
@@ -38,11 +42,13 @@ class ComputeMeasurement:
         step_s: median seconds of a step; None if not measured.
         one_core_s: the same with one core for all threads; None if the kernel does not support that.
         memory_bytes: peak memory of the process in addition to its variables; None if the kernel does not report it.
+        op_seconds: op -> mean seconds in a step, of the ops that take most of it.
     """
 
-    step_s: float | None
-    one_core_s: float | None
-    memory_bytes: int | None
+    step_s: float | None = None
+    one_core_s: float | None = None
+    memory_bytes: int | None = None
+    op_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def measure_compute(
@@ -75,15 +81,17 @@ def measure_compute(
     times_s: list[float] = []
     on_one_s: list[float] = []
     tells = False
+    op_seconds: dict[str, float] = {}
     try:
         with open_session(inputs, worker, batch(0), options) as session:
             tells = reset_peak()
             for step in range(_UNTIMED + _TIMED):
                 times_s.append(time_step(session, step))
             peak = peak_bytes()
+            op_seconds = _time_ops(session, fetch, [batch(len(times_s) + step) for step in range(_TRACED)])
             with _one_core() as moved:
                 while moved and len(on_one_s) < _UNTIMED_ON_ONE + _TIMED:
-                    on_one_s.append(time_step(session, len(times_s) + len(on_one_s)))
+                    on_one_s.append(time_step(session, len(times_s) + _TRACED + len(on_one_s)))
     except tf.errors.OutOfRangeError as error:
         if len(times_s) <= _UNTIMED:
             raise GraphError(
@@ -98,7 +106,26 @@ def measure_compute(
         statistics.median(times_s[_UNTIMED:]),
         statistics.median(on_one_s) if on_one_s else None,
         max(0, peak - held) if tells else None,
+        op_seconds,
     )
+
+
+def _time_ops(session: Session, fetch: str, batches: Sequence[dict[str, Value]]) -> dict[str, float]:
+    """The mean seconds of the ops that take most of a step."""
+    options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+    found: dict[str, float] = {}
+    for number, fed in enumerate(batches):
+        metadata = tf.compat.v1.RunMetadata()
+        session.run(fetch, fed, options, metadata)
+        for op in read_step(number, metadata.step_stats).ops:
+            found[op.name] = found.get(op.name, 0.0) + (op.end_us - op.start_us) / 1e6 / len(batches)
+    left = _SHARE * sum(found.values())
+    longest = {}
+    for name in sorted(found, key=lambda one: -found[one]):
+        if left > 0:
+            longest[name] = found[name]
+        left -= found[name]
+    return longest
 
 
 @contextlib.contextmanager

@@ -124,7 +124,7 @@ def profile_samples(
         first = next(rank for rank, of_worker in enumerate(seen) if len(of_worker) == counted)
         notes.append(f"the data of worker {first} ended after {counted}")
     by_step = [[of_worker[step] for of_worker in seen] for step in range(counted)]
-    found = _measure_compute(asking) if wanted.compute else ComputeMeasurement(None, None, None)
+    found = _measure_compute(asking) if wanted.compute else ComputeMeasurement()
     profile = ModelProfile(
         version=MODEL_PROFILE_VERSION,
         graph=analysed.spec.model_key,
@@ -135,6 +135,7 @@ def profile_samples(
         compute_s=found.step_s,
         memory_bytes=found.memory_bytes,
         one_core_s=found.one_core_s,
+        op_seconds=found.op_seconds,
     )
     return profile, tuple(notes)
 
