@@ -314,6 +314,7 @@ class LayoutRewrites:
         told: tensor in a loop -> its value, or its elements, for those of `lengths` that follow from batch lengths.
         of_worker_0: the tensors of which all workers use worker 0's value, as each computes another.
         fed: the scalars that are fed for batch lengths.
+        squeezed: Squeeze of a sharded tensor -> the axes that it drops, whatever the per-worker batch length.
         refused: node that no update needs, and that reads a value of the global batch -> why it cannot be run.
     """
 
@@ -332,3 +333,4 @@ class LayoutRewrites:
     of_worker_0: tuple[str, ...] = ()
     fed: tuple[FedLength, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict, hash=False)
+    squeezed: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)

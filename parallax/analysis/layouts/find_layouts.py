@@ -259,6 +259,7 @@ def _make_layouts(program: VisitedGraph, step: StepWalk, partial_results: Sequen
             for node, batch in step.fed_lengths.items()
         ),
         of_worker_0=tuple(step.of_worker_0),
+        squeezed=dict(step.squeezed),
     )
     whole = {(change.tensor, edge.node) for change in changes if change.after == REPLICATED for edge in change.edges}
     padded = tuple(map(PaddedRows, step.padded))

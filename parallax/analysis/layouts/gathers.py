@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parallax.graph.batches import fixed_length, full_length
+from parallax.graph.batches import fixed_length, full_length, marked_nodes, reported_as
+from parallax.graph.ops import state_op
 from parallax.graph.view import EXAMPLES, GraphView, split_tensor
 from parallax.plans.layouts import Change, ExampleNumbers, LayoutRewrites, RowEnds, Sharded
 
@@ -36,7 +37,10 @@ def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None 
     """
     found: dict[str, GatheredTensor] = {}
     examples: dict[str, int | None] = {}
+    run = _find_run(view)
     for change in layouts.changes:
+        if change.edges and not any(edge.node in run for edge in change.edges):
+            continue
         is_cut = isinstance(change.after, ExampleNumbers) or change.after == change.before
         if isinstance(change.before, Sharded | RowEnds) and not is_cut:
             batch = change.before.part.batch if isinstance(change.before, Sharded) else change.before.rows
@@ -45,6 +49,17 @@ def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None 
             node = change.edges[0].node if change.edges else split_tensor(change.tensor)[0]
             found.setdefault(change.tensor, GatheredTensor(node, change.tensor, _find_size(view, change, examples)))
     return tuple(found.values())
+
+
+def _find_run(view: GraphView) -> set[str]:
+    """The nodes on which results, writes and runs depend; tf.vectorized_map leaves others, which no run needs."""
+    ends = []
+    for node in view.nodes:
+        outputs, op = view.outputs(node), view.op(node)
+        is_read = any(view.consumers(tensor) for tensor in outputs)
+        if not outputs or (op == "Identity" and not is_read) or state_op(op, len(view.inputs(node))) is not None:
+            ends.append(node)
+    return view.ancestors([*ends, *(node for node in marked_nodes(view) if reported_as(view.nodes[node]))])
 
 
 def _find_examples(view: GraphView, batch: str, workers: int | None) -> int | None:

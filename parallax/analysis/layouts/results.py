@@ -42,6 +42,7 @@ def find_results(program: VisitedGraph, step: StepWalk) -> FetchedResults:
     for node in view.topological_order():
         inputs, outputs = view.inputs(node), view.outputs(node)
         takes = not of_all.isdisjoint(inputs) or any(Edge(node, slot) in changed for slot in range(len(inputs)))
+        takes = takes or node in step.mixing
         if not outputs or outputs[0] not in facts:
             if takes and node not in steps and conditional_of(node) not in program.replaced:
                 results.followed.append(node)
@@ -50,10 +51,10 @@ def find_results(program: VisitedGraph, step: StepWalk) -> FetchedResults:
         for tensor in outputs:
             fact = facts[tensor]
             is_part = is_partial(fact)
-            if (takes and (fact.is_same or is_part)) or _has_all_examples(step, fact):
+            if (takes and (fact.is_same or is_part or fact.is_lengths)) or _has_all_examples(step, fact):
                 of_all.add(tensor)
-            is_forward = node not in program.autodiff and node not in program.after
-            if takes and is_part and is_forward and not step.is_list(tensor):
+            is_forward = not {node, conditional_of(node)} & program.autodiff and node not in program.after
+            if takes and (is_part or fact.is_lengths) and is_forward and not step.is_list(tensor):
                 results.partial.append(tensor)
     return results
 

@@ -242,8 +242,8 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
             )
         raise GraphError(
             f"{op} {node!r} updates variable {variables[0]!r} with {tensor!r}, which depends on each worker's own "
-            "batch and is not its gradient (a learning rate computed from the batch, say, or a gradient computed by "
-            "hand). Use tf.gradients, and compute everything else from variables, constants or scalar placeholders."
+            "batch and is not its gradient: a gradient taken within a loop (tf.while_loop, tf.map_fn) or computed by "
+            "hand, say. Take gradients outside of loops, by tf.gradients or a tape."
             + ("" if _has_gradient(walk, variables[0]) else " If it is a statistic, create it with trainable=False.")
         )
     walk.new_own.update(variables)

@@ -54,6 +54,10 @@ def _change_layouts(editor: Editor, layouts: LayoutRewrites) -> None:
             given = editor.together.broadcast(editor.tensor(tensor))
             editor.redirect(editor.view.consumers(tensor), given)
             editor.whole[tensor] = str(given.name)
+        for node, axes in layouts.squeezed.items():
+            editor.attributes[node, "squeeze_dims"] = tf.compat.v1.AttrValue(
+                list=tf.compat.v1.AttrValue.ListValue(i=axes)
+            )
         for mean in layouts.means:
             build.weigh(mean)
         for filled in layouts.filled:
@@ -306,7 +310,7 @@ class _Build:
 
     def _find_global_value(self, tensor: str) -> Tensor:
         """The global value of a tensor computed from lengths: its ops are duplicated on global lengths."""
-        if tensor not in self._lengths:
+        if not self._is_of_lengths(tensor):
             return self._editor.tensor(tensor)
         if tensor not in self._global and tensor in self._layouts.told:
             self._global[tensor] = self._tell(tensor, self._layouts.told[tensor])
@@ -321,6 +325,16 @@ class _Build:
                 for place, output in enumerate(self._compute(node)):
                     self._global[f"{node}:{place}"] = output
         return self._global[tensor]
+
+    def _is_of_lengths(self, tensor: str) -> bool:
+        """Whether a tensor has another value on lengths of the global batch.
+
+        So have the axes of a gradient's sum: an axis of one example looks like one along which it was broadcast.
+        """
+        view, maker = self._editor.view, split_tensor(tensor)[0]
+        if tensor in self._lengths or view.op(maker) != "BroadcastGradientArgs":
+            return tensor in self._lengths
+        return not self._lengths.isdisjoint(view.inputs(maker))
 
     def _tell(self, tensor: str, value: Length | tuple[Length, ...]) -> Tensor:
         """A scalar, or a vector, of lengths in the program of one process."""
@@ -382,7 +396,7 @@ class _Build:
         view = self._editor.view
         definition = view.nodes[node]
         inputs = [
-            self._find_global_value(tensor) if tensor in self._lengths else self._take_input(Edge(node, slot))
+            self._find_global_value(tensor) if self._is_of_lengths(tensor) else self._take_input(Edge(node, slot))
             for slot, tensor in enumerate(view.inputs(node))
         ]
         types = [tf.as_dtype(view.dtype(output)) for output in view.outputs(node)]

@@ -210,7 +210,10 @@ def _written_from_the_batch(rows: int) -> None:
     [
         (_no_trainable, "The graph has no trainable variable"),
         (_no_update, r"None of the 1 trainable variables \(w\) is updated from its gradient. Call optimizer.minimize"),
-        (_rate_of_the_batch, "depends on each worker's own batch and is not its gradient .a learning rate"),
+        (
+            _rate_of_the_batch,
+            "depends on each worker's own batch and is not its gradient: a gradient taken within a loop",
+        ),
         (_unknown_update, "ResourceStridedSliceAssign .* updates variable 'w', but Parallax does not know how"),
         (_written_from_the_batch, "AssignSubVariableOp .*depends on each worker's own batch and is not its gradient"),
     ],

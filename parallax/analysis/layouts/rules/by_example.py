@@ -52,6 +52,16 @@ def by_axes(taken: Mapping[int, int], given: tuple[int | None, ...], find_dims: 
     return rule
 
 
+def number_within_examples(*slots: int) -> Rule:
+    """The rule of ops that number values within their example, unless they number them within the batch."""
+    of_examples = by_example(*slots)
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        return None if step.view.flag(node, "include_batch_in_index") else of_examples(step, node)
+
+    return rule
+
+
 def dims_over_time(facts: list[Fact]) -> dict[int | None, Dims | None]:
     """BlockLSTM: all steps of a cell, [time, batch, state] each, of inputs [time, batch, width] and states."""
     inputs, state = facts[1].dims, facts[2].dims

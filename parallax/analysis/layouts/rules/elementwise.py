@@ -21,6 +21,7 @@ _LINEAR_IN = {**dict.fromkeys(_OF_OUTPUTS, 1), **dict.fromkeys(_OF_GRADIENTS, 0)
 """Op -> the one input in which it is linear: the gradient that arrives."""
 _CHOOSES = ("Select", "SelectV2")
 _FLOATS = (1, 2, 14, 19)  # types.proto: float32, float64, bfloat16, float16
+INTEGERS = (3, 4, 5, 6, 9, 17, 22, 23)  # types.proto: int32, uint8, int16, int8, int64, uint16, uint32, uint64
 _OF_SHAPE_ALONE = ("ZerosLike", "OnesLike")
 
 
@@ -59,7 +60,8 @@ def _find_linear_layout(step: StepWalk, node: str, facts: list[Fact]) -> Layout 
     sums = [f.is_sum for f in facts]
     if any(is_partial(f) and not f.is_sum for f in facts) or any(f.axis is not None for f in facts):
         return None
-    if is_linear(op, sums) or (op == "Cast" and _is_real(step, node)):
+    is_rounded = op in _DIVIDES and step.view.dtype(f"{node}:0") in INTEGERS
+    if (is_linear(op, sums) and not is_rounded) or (op == "Cast" and _is_real(step, node)):
         if op in _DIVIDES:  # a mean is a sum divided by a length, which may be fed
             batches = sorted(step.lengths)
             for batch in batches if len(batches) == 1 else ():

@@ -188,6 +188,7 @@ def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Set[str])
     step.means += inner.means
     step.ranges += inner.ranges
     step.shapes += inner.shapes
+    step.squeezed |= inner.squeezed
     step.alike += inner.alike
     step.facts |= inner.facts
     step.blocks |= inner.blocks

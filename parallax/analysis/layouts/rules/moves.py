@@ -120,7 +120,7 @@ def expand_dims(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def squeeze(step: StepWalk, node: str) -> list[Fact] | None:
-    """Axes of length 1 are dropped."""
+    """Axes of length 1 are dropped: those of one process, since a worker may have one example of several."""
     fact = step.inputs(node)[0]
     gone = [int(axis) for axis in step.view.nodes[node].attr["squeeze_dims"].list.i]
     if fact.rank is None or fact.dims is None:
@@ -136,6 +136,7 @@ def squeeze(step: StepWalk, node: str) -> list[Fact] | None:
         if fact.axis in gone:
             return None
         layout = Sharded(fact.axis - sum(axis < fact.axis for axis in gone), fact.part)
+        step.squeezed[node] = tuple(gone)
     return step.all_outputs(node, layout, dims, compute_value(step.view, node, [fact]))
 
 

@@ -31,7 +31,7 @@ Rule = Callable[[StepWalk, str], list[Fact] | None]
 _BY_EXAMPLE: dict[tuple[int, ...], list[str]] = {
     (0,): """
         Conv1D Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPoolV2 AvgPool MaxPool3D AvgPool3D LRN Dilation2D
-        SpaceToDepth DepthToSpace ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea MaxPoolWithArgmax
+        SpaceToDepth DepthToSpace ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea
         ResizeNearestNeighborGrad ExtractImagePatches AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB
         """.split(),
     (0, 1): """
@@ -87,6 +87,8 @@ _OF_SHARDED: dict[str, Rule] = {
         ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
         by_example.by_axes({0: 0, 2: 0}, (None,)),
     ),
+    "MaxPoolWithArgmax": by_example.number_within_examples(0),
+    "MaxPoolGradWithArgmax": by_example.number_within_examples(0, 1, 2),
     "ReverseSequence": by_example.turn_sequences,
     **dict.fromkeys(
         ("BlockLSTM", "BlockLSTMV2"), by_example.by_axes({1: 1, 2: 0, 3: 0}, (1,), by_example.dims_over_time)

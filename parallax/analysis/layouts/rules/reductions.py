@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from parallax.analysis.layouts.rules.elementwise import INTEGERS
 from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.rules.values import compute_value, summed_axes
@@ -23,7 +24,7 @@ def reduce_axes(step: StepWalk, node: str) -> list[Fact] | None:
         return step.all_outputs(node, layout, without_axes(step, node, fact, picked), value)
     step.take(node, 1, REPLICATED)
     picked = axes.numbers()
-    if fact.is_sum and op in ("Sum", "Mean"):
+    if fact.is_sum and (op == "Sum" or (op == "Mean" and not _is_rounded(step, node))):
         return step.all_outputs(node, fact.layout, without_axes(step, node, fact, picked))
     if is_partial(fact):
         fact = step.take(node, 0, REPLICATED)
@@ -37,12 +38,17 @@ def reduce_axes(step: StepWalk, node: str) -> list[Fact] | None:
     if fact.axis not in over:
         axis = fact.axis if step.view.flag(node, "keep_dims") else fact.axis - sum(a < fact.axis for a in over)
         return step.all_outputs(node, Sharded(axis, fact.part), dims)
-    if op not in _KINDS:
+    if op not in _KINDS or (op == "Mean" and _is_rounded(step, node)):
         return None
     if op == "Mean":
         step.means.append(ScaledMean(node, fact.part.batch, dealt=None if fact.part.is_even else fact.part))
         return step.all_outputs(node, COUNTED, dims)
     return step.all_outputs(node, Partial(_KINDS[op]), dims)
+
+
+def _is_rounded(step: StepWalk, node: str) -> bool:
+    """Whether a mean is one of integers, which is rounded: workers' parts of it do not add up to it."""
+    return step.view.dtype(f"{node}:0") in INTEGERS
 
 
 def _sum_broadcast(step: StepWalk, node: str, fact: Fact, axis: int, part: ShardedAxis) -> list[Fact] | None:

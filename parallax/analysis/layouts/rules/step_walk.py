@@ -57,6 +57,7 @@ class StepWalk:
         prefix: prefix of the symbols of open lengths, which differs in loops.
         local: edges that read per-worker lengths; all other edges read those of the global batch.
         padded: nodes that pad ragged rows to the longest of all workers'.
+        squeezed: Squeeze of a sharded tensor -> the axes that one process drops.
         blocks: length -> the sharding of an axis of that length by blocks, where one was found.
         adjacent: placeholders of a fed sparse tensor's indices whose second number is an example's, too.
         fed_numbers: placeholders of a script's integers, such as its number of examples.
@@ -93,6 +94,7 @@ class StepWalk:
     mixing: dict[str, list[str]] = field(default_factory=dict)
     local: set[Edge] = field(default_factory=set)
     padded: list[str] = field(default_factory=list)
+    squeezed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     blocks: dict[Length, ShardedAxis] = field(default_factory=dict)
     is_script: bool = False
     stored: dict[str, Fact] = field(default_factory=dict)
@@ -262,7 +264,14 @@ class StepWalk:
     def needs_changes(self) -> bool:
         """Whether the graph must be changed so that its tensors get their layouts."""
         return any(self.changes.values()) or bool(
-            self.means or self.ranges or self.shapes or self.alike or self.gathered or self.padded or self.filled
+            self.means
+            or self.ranges
+            or self.shapes
+            or self.alike
+            or self.gathered
+            or self.padded
+            or self.filled
+            or self.squeezed
         )
 
     def is_list(self, tensor: str) -> bool:
