@@ -60,6 +60,7 @@ TIERS = {
     "tests/runtime/checkpoint/test_checkpoint.py": "job",
     "tests/bench/test_race.py": "job",
     "tests/analysis/reading/test_missed_updates.py": "graph",
+    "tests/analysis/test_plan_islands.py": "graph",
     "tests/bench/test_keras.py": "graph",
     "tests/runtime/checkpoint/test_links.py": "graph",
     "tests/runtime/replan/test_requested.py": "graph",

@@ -26,15 +26,15 @@ KINDS = ("liveness", "fence")
 def turn_off(kind: str) -> None:
     """Has the job that this process starts or is of do without it."""
     from parallax.entry import api
-    from parallax.runtime.launcher import launch, mpirun
+    from parallax.runtime.launcher import launch
 
     if kind == "liveness":
         from parallax.runtime.worker import heartbeat
 
         mock.patch.object(heartbeat, "LIMITS", NEVER).start()  # after its first beat the thread sleeps
-        mock.patch.object(api, "launch", partial(_with, launch.launch, {"limits": NEVER})).start()
+        mock.patch.object(api, "launch", partial(_with, vars(api)["launch"], {"limits": NEVER})).start()
     else:
-        without = partial(_without_secret, mpirun.mpirun_environment)
+        without = partial(_without_secret, vars(launch)["mpirun_environment"])
         mock.patch.object(launch, "mpirun_environment", without).start()
 
 
