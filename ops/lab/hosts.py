@@ -111,12 +111,19 @@ class Hosts:
         """Bytes that each host has received and sent so far, as its interface counts them."""
         return {host.name: _counted(host.pid) for host in self.hosts}
 
-    def resource_file(self, workers: int | Sequence[int], servers: Sequence[int | None] = (), **more: str) -> Path:
+    def resource_file(
+        self,
+        workers: int | Sequence[int],
+        servers: Sequence[int | None] = (),
+        islands: Sequence[str] = (),
+        **more: str,
+    ) -> Path:
         """Writes a resource file of all hosts; the same file for the same text.
 
         Args:
             workers: workers on every host, or on each.
             servers: servers on each host; empty leaves it to the plan.
+            islands: the island of each host; empty for none.
             more: further keys of the top level, as YAML: `ports="20000-20100"`.
         """
         numbers = [workers] * len(self.hosts) if isinstance(workers, int) else list(workers)
@@ -125,6 +132,8 @@ class Hosts:
             lines += [f"  - address: {host.name}", f"    workers: {number}"]
             if servers and servers[position] is not None:
                 lines.append(f"    servers: {servers[position]}")
+            if islands:
+                lines.append(f"    island: {islands[position]}")
             if host.rate_bytes_per_s is not None:
                 lines.append(f"    bandwidth: {mbit(host.rate_bytes_per_s)}")
             if host.memory_bytes is not None:
