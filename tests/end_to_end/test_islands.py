@@ -16,10 +16,10 @@ PLAIN = "outer_rate=1,outer_momentum=0"
 def train(start, tmp_path):
     """Trains in islands of some workers; gives all variables by worker, what processes have by island, and the job."""
 
-    def run(workers, optimizer, islands, updates, *saved, **environment):
+    def run(workers, optimizer, islands, updates, *saved, options=(), **environment):
         file = tmp_path / f"found-{len(list(tmp_path.glob('*.npz')))}"
         words = [SCRIPT, optimizer, islands, updates, file, *saved]
-        done = start("-m", "parallax.entry.cli", "run", "--workers", workers, *words, **environment).finish()
+        done = start("-m", "parallax.entry.cli", "run", "--workers", workers, *options, *words, **environment).finish()
         assert done.status == 0, str(done)
         found = [dict(np.load(f"{file}.{worker}.npz")) for worker in range(workers)]
         wanted = [dict(np.load(path)) for path in sorted(tmp_path.glob(f"{file.name}.wanted.*"))]
@@ -77,3 +77,13 @@ def test_a_job_goes_on_from_a_meeting_as_if_it_had_not_ended(train, tmp_path, is
     alone, _, done = train(1, "adam", "", 8, tmp_path / "parts", 2)
     assert "began at 8" in done.lines(0)
     assert distance(alone[0], {name: saved[-1].get_tensor(name.removesuffix(":0")) for name in alone[0]}) == 0
+
+
+@pytest.mark.rotates
+def test_a_job_that_loses_an_island_goes_on_from_the_last_meeting(train, tmp_path):
+    whole, _, _ = train(4, "adam", "count=2,every=3", 8, tmp_path / "whole", 2)
+    found, _, done = train(
+        4, "adam", "count=2,every=3", 8, tmp_path / "lost", 2, options=("--max-restarts", 1), LOST="5"
+    )
+    assert done.lines(0).count("began at 3") == 1, str(done)
+    assert max(distance(own, wanted) for own, wanted in zip(found, whole, strict=True)) <= 1e-6

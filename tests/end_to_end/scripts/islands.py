@@ -2,10 +2,12 @@
 
 islands.py OPTIMIZER ISLANDS UPDATES FILE [FOLDER EVERY]: ISLANDS are settings of `parallax.Islands`. With FOLDER the
 job saves there every EVERY steps, and goes on from there; worker 0 then trains nothing. Workers have unequal batches,
-but with EVEN in the environment, where worker 0 trains one process on all of them.
+but with EVEN in the environment, where worker 0 trains one process on all of them. With LOST the last worker is killed
+at that update of a job that begins at 0.
 """
 
 import os
+import signal
 import sys
 
 import numpy as np
@@ -19,7 +21,7 @@ OPTIMIZERS = {
     "adam": lambda: tf.train.AdamOptimizer(0.01, epsilon=1e-4),
 }
 TABLE_ROWS, WIDTH = 30, 6
-IS_EVEN = "EVEN" in os.environ
+IS_EVEN, LOST = "EVEN" in os.environ, int(os.environ.get("LOST", -1))
 
 
 def build(optimizer):
@@ -128,6 +130,8 @@ def main():
         if terms is not None and worker == 0 and not saved:
             processes = Processes(optimizer, terms, 1 if IS_EVEN else terms.count, initial)
         for update in range(first, int(updates)):
+            if (first, update, worker) == (0, LOST, size - 1):
+                os.kill(os.getpid(), signal.SIGKILL)
             session.run("train", {name: [value] for name, value in batch_of(update, worker).items()})
             if processes is not None:
                 processes.train(update, size)
