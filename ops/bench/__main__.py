@@ -5,6 +5,7 @@ from __future__ import annotations
 from ops.bench import planning
 from ops.bench.checkpoint import command as checkpoint
 from ops.bench.increments import command as increments
+from ops.bench.islands import command as islands
 from ops.bench.keras import command as keras
 from ops.bench.lazy import command as lazy
 from ops.bench.memory import command as memory
@@ -39,6 +40,7 @@ def main() -> None:
     increments.add_command(commands)
     replan.add_command(commands)
     sums.add_command(commands)
+    islands.add_command(commands)
     transports.add_command(commands)
     twin.add_command(commands)
     arguments = parser.parse_args()

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -51,6 +51,8 @@ class Lab(Hosts):
         mtu: of the links' frames.
         folder: an empty one for the lab's files, which stays; None makes one that goes with the lab.
         memory_bytes: what the processes of each host may take together; None for as much as the machine has.
+        islands: of hosts, each with a bridge of its own; none for one bridge of all.
+        between_bytes_per_s: what the cable of an island to the first carries each way.
 
     Raises:
         ValueError: a number is out of range, or a rate is of no host.
@@ -64,12 +66,16 @@ class Lab(Hosts):
         mtu: int = links.MTU,
         folder: Path | None = None,
         memory_bytes: int | None = None,
+        islands: Sequence[str] = (),
+        between_bytes_per_s: int = _LIFTED_BYTES_PER_S,
     ) -> None:
         super().__init__(folder or Path(), 0, ())
         self.names = tuple(f"host{number}" for number in range(hosts))
         self._given_folder = folder
         self._rate_by_name = {name: rate_bytes_per_s for name in self.names} | dict(host_rates or {})
         self._mtu, self._memory_bytes = mtu, memory_bytes
+        self._island_by_name = dict(zip(self.names, islands, strict=True)) if islands else {}
+        self._between_bytes_per_s = between_bytes_per_s
         self._ends = contextlib.ExitStack()
         if not 1 <= hosts <= links.MOST_HOSTS:
             raise ValueError(f"A lab has 1 to {links.MOST_HOSTS} hosts; received {hosts}.")
@@ -90,10 +96,15 @@ class Lab(Hosts):
             (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{own}")
             self._bridge_pid = ends.enter_context(_namespace(self.folder, links.BRIDGE, ("--net",)))
             links.add_bridge(self._bridge_pid, self._mtu)
+            first, *others = dict.fromkeys(self._island_by_name.values()) or [""]
+            bridges = {first: links.BRIDGE} | {name: f"island-{number}" for number, name in enumerate(others)}
+            for name in others:
+                links.add_island(self._bridge_pid, bridges[name], self._between_bytes_per_s, self._mtu)
             for name, address in addresses.items():
                 pid = ends.enter_context(_namespace(self.folder, name, (*OF_A_HOST, "--mount-proc")))
                 rate = self._rate_by_name[name]
-                links.connect(pid, address, self._bridge_pid, _port(name), rate, self._mtu)
+                bridge = bridges[self._island_by_name.get(name, first)]
+                links.connect(pid, address, self._bridge_pid, _port(name), rate, self._mtu, bridge)
                 limit = self._memory_bytes
                 group = None if limit is None else ends.enter_context(limited_memory(name, limit))
                 self._host_by_name[name] = EmulatedHost(name, address, pid, rate, limit, group)

@@ -39,12 +39,40 @@ def add_bridge(pid: int, mtu: int = MTU) -> None:
     _address(pid, BRIDGE, BRIDGE_ADDRESS)
 
 
+def add_island(pid: int, bridge: str, rate_bytes_per_s: int, mtu: int = MTU) -> None:
+    """Makes another bridge beside the first, with a cable between the two that carries a rate each way.
+
+    Args:
+        pid: of the process that holds the bridges' namespace.
+        bridge: what it is called.
+        rate_bytes_per_s: of the cable.
+        mtu: of its frames.
+    """
+    ends = f"{bridge}-out", f"{bridge}-in"
+    _in(pid, "ip", "link", "add", bridge, "mtu", str(mtu), "type", "bridge")
+    _in(pid, "ip", "link", "add", ends[0], "mtu", str(mtu), "type", "veth", "peer", "name", ends[1], "mtu", str(mtu))
+    for name, master in zip(ends, (bridge, BRIDGE), strict=True):
+        _one_packet_at_a_time(pid, name, mtu)
+        _in(pid, "tc", "qdisc", "add", "dev", name, "root", *_bucket(rate_bytes_per_s, mtu))
+        _in(pid, "ip", "link", "set", name, "master", master, "up")
+    _one_packet_at_a_time(pid, bridge, mtu)
+    _in(pid, "ip", "link", "set", bridge, "up")
+
+
 def address(number: int) -> str:
     """The address of a host, counted from 0."""
     return f"10.77.0.{number + 1}"
 
 
-def connect(pid: int, address: str, bridge_pid: int, port: str, rate_bytes_per_s: int | None, mtu: int = MTU) -> None:
+def connect(
+    pid: int,
+    address: str,
+    bridge_pid: int,
+    port: str,
+    rate_bytes_per_s: int | None,
+    mtu: int = MTU,
+    bridge: str = BRIDGE,
+) -> None:
     """A cable from a host to the bridge; the rate holds at both its ends.
 
     Args:
@@ -54,6 +82,7 @@ def connect(pid: int, address: str, bridge_pid: int, port: str, rate_bytes_per_s
         port: what the bridge's end is called.
         rate_bytes_per_s: what the cable carries each way; None for as much as the machine can.
         mtu: of its frames, without Ethernet's header.
+        bridge: where it leads.
     """
     peer = ("type", "veth", "peer", "name", port, "mtu", str(mtu), "netns", str(bridge_pid))
     _in(pid, "ip", "link", "add", "eth0", "mtu", str(mtu), *peer)
@@ -61,7 +90,7 @@ def connect(pid: int, address: str, bridge_pid: int, port: str, rate_bytes_per_s
         if rate_bytes_per_s is not None:
             _one_packet_at_a_time(place, name, mtu)
             _in(place, "tc", "qdisc", "add", "dev", name, "root", *_bucket(rate_bytes_per_s, mtu))
-    _in(bridge_pid, "ip", "link", "set", port, "master", BRIDGE, "up")
+    _in(bridge_pid, "ip", "link", "set", port, "master", bridge, "up")
     _address(pid, "eth0", address)
 
 

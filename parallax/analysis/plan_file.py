@@ -56,6 +56,11 @@ def plan_of_file(path: Path, spec: GraphSpec, layout: Layout, config: Config, sy
             f"{path}: the plan was made with {len(plan.stages)} stages, but the job asks for {config.stages!r}. Make a "
             "new plan with `parallax plan --json`, or remove the setting."
         )
+    if plan.islands is not None:
+        raise PlanError(
+            f"{path}: a plan of a file must be for workers that train together, and this one is for "
+            f"{plan.islands.count} islands. Leave the file out, and set islands."
+        )
     _check_possible(plan, spec, layout_of_replicas(layout, len(plan.stages) or 1), path)
     return _with_owner_rows(plan, spec)
 

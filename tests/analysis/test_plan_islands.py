@@ -6,7 +6,7 @@ import pytest
 
 from parallax.analysis.plan_islands import islands_of, layout_of_island
 from parallax.analysis.stages import analyse, plan_for
-from parallax.base.errors import PlanError
+from parallax.base.errors import ConfigError, PlanError
 from parallax.entry.planned_call import checked_call, plan_on
 from parallax.plans.island_plan import IslandPlan
 from parallax.plans.plan import Layout, plan_from_json
@@ -104,3 +104,17 @@ def test_options_that_need_one_team_are_refused_by_name(analysed, name):
     call = replace(call, wanted=replace(call.wanted, **{name: 3}))
     with pytest.raises(PlanError, match=f"--{name.replace('_', '-')} is not supported yet with islands"):
         plan_on(local_cluster(4, ""), analysed, call)
+
+
+def test_a_plan_of_islands_is_not_taken_from_a_file(analysed, tmp_path):
+    file = tmp_path / "plan.json"
+    file.write_text(plan_for(analysed, ON_TWO, PAIR).to_json())
+    with pytest.raises(PlanError, match="this one is for 2 islands. Leave the file out"):
+        plan_for(analysed, Layout((2, 2)), Config(plan_file=file))
+
+
+@pytest.mark.parametrize("sync", [False, "bounded"])
+def test_islands_contradict_asynchronous_training(sync):
+    staleness = 2 if sync == "bounded" else None
+    with pytest.raises(ConfigError, match=f"sync={sync!r} .* contradicts islands"):
+        checked_call(None, None, sync, Config(islands=Islands(count=2), staleness=staleness))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.base.errors import SessionError
 from parallax.functions.batches.numbered_rows import NumberedArrays
 from parallax.functions.batches.shared_arrays import SharedArrays
 from parallax.functions.batches.shares import RaggedRows, rows_of, share_of
@@ -64,3 +65,22 @@ def test_all_workers_get_a_batch_without_rows():
     share = share_of([np.float32(0.5)], 1, 2)
     assert (share.rows, share.total, share.is_stand_in, float(share.arrays[0])) == (1, 0, False, 0.5)
     assert share_of([], 0, 2).arrays == ()
+
+
+@pytest.mark.parametrize(("size", "islands"), [(2, 2), (4, 2), (6, 3)])
+def test_an_island_has_consecutive_rows_and_its_workers_share_them(size, islands):
+    batch, ragged = np.arange(10), RaggedRows(np.arange(10), [np.arange(11)])
+    shares = [share_of([batch, ragged, np.float32(2)], rank, size, islands) for rank in range(size)]
+    assert np.concatenate([one.arrays[0][: one.rows] for one in shares]).tolist() == batch.tolist()
+    assert np.concatenate([one.arrays[1][: one.rows] for one in shares]).tolist() == batch.tolist()
+    of_island = size // islands
+    for first in range(0, size, of_island):
+        island = shares[first : first + of_island]
+        assert {one.total for one in island} == {sum(one.rows for one in island)}
+
+
+def test_an_island_without_rows_is_refused():
+    with pytest.raises(SessionError, match="a batch of 1 was given for 2 islands"):
+        share_of([np.arange(1)], 0, 4, 2)
+    assert share_of([np.arange(2)], 1, 4, 2).rows == 1
+    assert share_of([np.float32(1)], 0, 4, 2).rows == 1

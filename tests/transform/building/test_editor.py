@@ -22,3 +22,9 @@ def test_a_reference_variable_is_read_and_then_written_by_new_ops() -> None:
         tf.graph_util.import_graph_def(editor.finish(), name="")
         session.run(write.op.name)
         assert session.run("seen:0").tolist() == [[1.0, 1.0]] * 7
+
+
+def test_workers_of_islands_are_counted_over_all_for_data_and_random_numbers() -> None:
+    workers = [Worker(replica, 2, 7, island=island, islands=3) for island in range(3) for replica in range(2)]
+    assert [(one.among_all.rank, one.among_all.size) for one in workers] == [(rank, 6) for rank in range(6)]
+    assert Worker(1, 4, 7).among_all == Worker(1, 4, 7)

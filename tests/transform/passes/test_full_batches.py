@@ -102,3 +102,9 @@ def test_the_length_of_the_global_batch_decides_on_all_workers():
 @pytest.mark.parametrize("examples", [0, 1])
 def test_a_worker_without_rows_or_a_graph_that_does_not_say_has_none(examples):
     assert made(Worker(0, 2, 0), examples)[1] == ()
+
+
+def test_the_full_batch_of_an_island_is_its_share():
+    workers = [Worker(rank, 2, 0, island=island, islands=2) for island in range(2) for rank in range(2)]
+    found = [made(worker)[1] for worker in workers]
+    assert [(one.rows, one.total) for (one,) in found] == [(1, 3), (2, 3), (2, 4), (2, 4)]

@@ -1,0 +1,1 @@
+"""Time to a held-out loss in islands behind a slow link, beside synchronous training."""
