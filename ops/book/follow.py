@@ -30,6 +30,7 @@ ELSEWHERE = {
     "python -m ops.bench race": "a race takes minutes on a quiet machine; tests/bench runs a small one",
     "python -m ops.bench planning": "it measures for minutes; tests/bench runs a small one",
     "python -m ops.bench predictions": "it measures for an hour on a quiet machine; tests/bench looks at its parts",
+    "python -m ops.bench islands": "it trains for ten minutes on a quiet machine; tests/bench looks at its parts",
     "python -m ops.bench regret": "it measures for an hour on a quiet machine; tests/bench looks at its parts",
     "python -m ops.bench twin": "it races for a quarter of an hour on a quiet machine; tests/bench looks at its parts",
     "python -m ops.bench published": "it needs 20 GiB; tests/bench runs a small one and compares the plans",

@@ -87,3 +87,17 @@ def test_a_job_that_loses_an_island_goes_on_from_the_last_meeting(train, tmp_pat
     )
     assert done.lines(0).count("began at 3") == 1, str(done)
     assert max(distance(own, wanted) for own, wanted in zip(found, whole, strict=True)) <= 1e-6
+
+
+@pytest.mark.rotates
+def test_islands_with_unequal_numbers_of_updates_end_with_both(start, tmp_path):
+    words = [SCRIPT, "sgd", "count=2,every=4", 6, tmp_path / "none"]
+    done = start("-m", "parallax.entry.cli", "run", "--workers", 2, *words, SHORT="1").finish()
+    assert done.status != 0
+    assert "have made island 0: 6, island 1: 5. Give each island as many batches" in done.stderr, str(done)
+
+
+@pytest.mark.rotates
+def test_updates_of_several_batches_are_counted_as_one(train):
+    done = train(4, "adam", "count=2,every=2", 13, options=("--accumulate-steps", 2), ALONE="1")[2]
+    assert "Islands: 3 meetings took" in done.stderr + done.stdout, str(done)

@@ -8,6 +8,7 @@ islands. Between two meetings no message leaves an island.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +24,8 @@ from parallax.graph.spec import VariableClass
 from parallax.graph.view import split_tensor
 from parallax.plans.island_plan import IslandPlan
 from parallax.plans.plan import NO_ROUTE, Plan
+from parallax.report.logger import log
+from parallax.report.text import bytes_text, pluralize
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry, stored_variables
 from parallax.runtime.checkpoint.rows.access_to_rows import hold
 from parallax.runtime.checkpoint.rows.row_ops import RowOps, WholeAccess
@@ -118,7 +121,6 @@ class IslandMeetings:
         averaged: the variables.
         checks: whether leaders compare their centres.
         updates: the number of updates so far.
-        sent_bytes: what this worker has sent to other islands in meetings.
         settle: waits until no run of this worker is in flight.
     """
 
@@ -128,9 +130,12 @@ class IslandMeetings:
     averaged: AveragedVariables
     checks: bool = True
     updates: int = 0
-    sent_bytes: int = 0
     settle: Callable[[], None] = lambda: None
     _met: int = 0  # the updates at the last meeting
+    _number: int = 0
+    _seconds: float = 0.0
+    _sent_bytes: int = 0
+    _told: int = 0  # the meetings that a message has counted
     _tables: list[_MarkedTable] = field(default_factory=list)
     _access: list[WholeAccess] = field(default_factory=list)
 
@@ -138,6 +143,7 @@ class IslandMeetings:
         self._workers = self.members.workers.Dup()
         self._team, self._across = self.members.team.Dup(), self.members.teams.find(REPLICA).Dup()
         self._is_leader = self.members.replica == 0
+        self.members.at_end.append(self.finish)
         both = (self.averaged.dense, self.averaged.state)
         self._packings = [Packing(tuple((one.shape or (), _wire_type(one)) for one in some)) for some in both]
         terms = (self.terms, averaging(self.terms))
@@ -189,7 +195,7 @@ class IslandMeetings:
     def count_update(self) -> bool:
         """Counts an update of this worker, after which islands meet if it is time; returns whether they did."""
         self.updates += 1
-        if self.updates % self.terms.every == 0:
+        if self.updates - self._met == self.terms.every:
             self.meet()
         return self._met == self.updates
 
@@ -202,6 +208,7 @@ class IslandMeetings:
         """
         if self._met == self.updates:
             return
+        began_s = time.monotonic()
         what = f"the meeting of islands after update {self.updates}"
         with self.worker.watch.run(what, f"meeting, {self.updates}"):
             self.settle()
@@ -219,6 +226,16 @@ class IslandMeetings:
             if cleared:
                 session.run(cleared)
         self._met = self.updates
+        self._number, self._seconds = self._number + 1, self._seconds + time.monotonic() - began_s
+
+    def finish(self) -> None:
+        """Logs what meetings have taken, on worker 0, unless there was none since the last call."""
+        if self._number > self._told and self.members.rank == 0:
+            log.info(
+                f"Islands: {pluralize(self._number, 'meeting')} took {self._seconds:.2g} s, in which this worker sent "
+                f"{bytes_text(self._sent_bytes)} to other islands."
+            )
+        self._told = self._number
 
     def _check_one_update(self) -> None:
         """Requires all workers to have made equally many updates."""
@@ -257,7 +274,7 @@ class IslandMeetings:
         from mpi4py import MPI
 
         self._in_pieces(array, partial(self._across.Allreduce, MPI.IN_PLACE), self._across)
-        self.sent_bytes += 2 * (self.terms.count - 1) * array.nbytes // self.terms.count
+        self._sent_bytes += 2 * (self.terms.count - 1) * array.nbytes // self.terms.count
 
     def _in_pieces(self, array: Array, exchange: Callable[[Array], None], comm: Comm) -> None:
         if comm.Get_size() == 1:
@@ -277,7 +294,7 @@ class IslandMeetings:
         digest = hashlib.blake2b(digest_size=8)
         for centre in self._centres:
             for dtype, values in sorted(centre.values.items() if centre is not None else ()):
-                digest.update(dtype.encode() + values.tobytes())
+                digest.update(dtype.encode() + np.nan_to_num(values).tobytes())  # the bits of NaN mean nothing
         found = self._workers.allgather(digest.digest() if self._is_leader else None)
         leaders = found[:: self.members.replicas]
         other = next((number for number, one in enumerate(leaders) if one != leaders[0]), None)
@@ -296,7 +313,7 @@ class IslandMeetings:
         if table.marks is not None:
             bits = np.packbits(session.run(table.marks))
             self._in_pieces(bits, lambda piece: self._across.Allreduce(MPI.IN_PLACE, piece, MPI.BOR), self._across)
-            self.sent_bytes += 2 * (self.terms.count - 1) * bits.nbytes // self.terms.count
+            self._sent_bytes += 2 * (self.terms.count - 1) * bits.nbytes // self.terms.count
             numbers = np.flatnonzero(np.unpackbits(bits, count=rows))
         if len(numbers):
             own = ops.pick(session, 0, numbers)

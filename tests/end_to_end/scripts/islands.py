@@ -3,7 +3,8 @@
 islands.py OPTIMIZER ISLANDS UPDATES FILE [FOLDER EVERY]: ISLANDS are settings of `parallax.Islands`. With FOLDER the
 job saves there every EVERY steps, and goes on from there; worker 0 then trains nothing. Workers have unequal batches,
 but with EVEN in the environment, where worker 0 trains one process on all of them. With LOST the last worker is killed
-at that update of a job that begins at 0.
+at that update of a job that begins at 0, and with SHORT it makes one update less than the others. With ALONE no process
+trains beside it.
 """
 
 import os
@@ -127,9 +128,9 @@ def main():
         first = int(session.run("global_step:0")[0])
         print(f"began at {first}", flush=True)
         initial = {name: value[0] for name, value in session.run({name: name for name in names}).items()}
-        if terms is not None and worker == 0 and not saved:
+        if terms is not None and worker == 0 and not saved and "ALONE" not in os.environ:
             processes = Processes(optimizer, terms, 1 if IS_EVEN else terms.count, initial)
-        for update in range(first, int(updates)):
+        for update in range(first, int(updates) - ("SHORT" in os.environ and worker == size - 1)):
             if (first, update, worker) == (0, LOST, size - 1):
                 os.kill(os.getpid(), signal.SIGKILL)
             session.run("train", {name: [value] for name, value in batch_of(update, worker).items()})
@@ -137,6 +138,8 @@ def main():
                 processes.train(update, size)
                 if (update + 1) % terms.every == 0 and not IS_EVEN:
                     processes.meet()
+        if "SHORT" in os.environ:
+            session.meet()
         found = {name: value[0] for name, value in session.run({name: name for name in names}).items()}
     np.savez(f"{file}.{worker}", **found)
     if processes is not None:
