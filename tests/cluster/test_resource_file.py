@@ -410,3 +410,27 @@ def test_bytes_that_are_not_utf_8_are_reported_with_their_line(tmp_path):
     path.write_bytes(b"a\nb # caf\xe9\n")
     with pytest.raises(ResourceFileError, match=re.escape(f"{path}:2: expected UTF-8, got byte 0xe9")):
         parse_resource_file(path)
+
+
+def test_hosts_name_their_islands():
+    text = "hosts:\n- {address: a, workers: 2, island: x}\n- {address: b, island: y}\n- {address: c, island: y}\n"
+    cluster = parse_resource_text(text, "c.yaml")
+    assert [host.island for host in cluster.hosts] == ["x", "y", "y"] and cluster.num_islands == 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        ("- {address: a, island: [x, y]}\n", "c.yaml:2: island: expected a name, got a list"),
+        ("- {address: a, island: 3}\n", "c.yaml:2: island: expected a name, got 3 (int)"),
+        ("- {address: a, island: x}\n- {address: a, island: y}\n", "c.yaml:3: hosts[1]: expected each host once"),
+        ("- {address: a, island: x}\n- b\n", "c.yaml:3: hosts[1]: expected the island of each host, or of none"),
+        (
+            "- {address: a, island: x}\n- {address: b, island: y, workers: 2}\n",
+            "c.yaml:1: hosts: expected equally many",
+        ),
+    ],
+)
+def test_islands_that_do_not_fit_are_reported_with_their_line(hosts, message):
+    with pytest.raises(ResourceFileError, match="^" + re.escape(message)):
+        parse_resource_text(f"hosts:\n{hosts}", "c.yaml")
