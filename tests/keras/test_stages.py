@@ -14,7 +14,9 @@ from ops.exactness.session import as_written
 from parallax import Config
 from parallax.analysis.stages import analyse_for, plan_for
 from parallax.base.errors import PlanError
-from parallax.plans.plan import one_host
+from parallax.plans.plan import Layout, one_host
+from tests.analysis.measured import equal_hosts
+from tests.analysis.measured import model as measured_model
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by, read
 
@@ -168,6 +170,14 @@ def test_stages_change_no_value(name):
     assert max(worst.values()) <= (0.0 if replicas == 1 else 1e-6), worst
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["skips", "transformer"])
+def test_four_stages_with_eight_micro_batches_change_no_value(name):
+    make, _, _ = MODELS[name]
+    found, wanted = (outcome(by(1, count, 8), make) for count in (4, 1))
+    assert max(difference(found[part], wanted[part]) for part in wanted) == 0.0
+
+
 def test_many_steps_are_those_of_plain_keras():
     make = trains(skips, epochs=7, sample_weight=WEIGHTS)  # 21 steps
     found, wanted = outcome(by(2, 2, 4), make), outcome(fit_plainly, make)
@@ -202,6 +212,24 @@ def test_cuts_are_named_by_layers():
 def test_cuts_that_cannot_be_are_refused(stages, workers, said):
     with pytest.raises(PlanError, match=said):
         plan(stages, workers)
+
+
+@pytest.mark.slow
+def test_resnet50_is_planned_without_stages(tmp_path):
+    """Its activations weigh more than its gradients, whether links or accelerators are what limits a step."""
+    model = keras.applications.ResNet50(weights=None, input_shape=(224, 224, 3), classes=10)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    fed = np.zeros((256, 224, 224, 3), "f"), np.zeros(256, "i")
+    graph = read(model, *fed, batch_size=256).graph.graph
+    cluster, profile = tmp_path / "cluster.json", tmp_path / "model.json"
+    config = Config(stages="auto", micro_batches=8, cluster_profile=cluster, model_profile=profile)
+    analysed = analyse_for(graph, config)
+    hosts = Layout((1,) * 8, tuple(range(8)))
+    for rate in (1.25e8, 1.25e9, 1.25e10):
+        cluster.write_text(equal_hosts(8, rate).to_json())
+        profile.write_text(measured_model(of=analysed.spec, compute_s=4 / 909).to_json())  # an A100's pace
+        found = plan_for(analysed, hosts, config)
+        assert not found.stages and any("stages were not chosen" in note for note in found.notes), found.notes
 
 
 def test_each_micro_batch_must_have_an_example():
