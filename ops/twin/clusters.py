@@ -74,6 +74,11 @@ _A100 = {
         128,
         f"estimated: GNMT on a V100 ({_NVIDIA}/Translation/GNMT/README.md), faster by what ResNet-50 is on an A100",
     ),
+    "wide": Pace(
+        156e12 / 2 / (6 * 8 * 4096**2),
+        32,
+        "estimated: half the TF32 peak of an A100, 6 operations a parameter and example",
+    ),
     "lm": Pace(
         _TITAN_XP["lm"].units_per_s * _RESNET50_A100 / _TITAN_XP["resnet50"].units_per_s,
         128,
@@ -94,7 +99,7 @@ SLOWER = 1024
 
 Time is dilated by one part of that (DILATION), and bytes are divided by the rest."""
 
-DILATION = {"lm": 64, "nmt": 16, "resnet50": 16, "inception_v3": 16}
+DILATION = {"wide": 16, "lm": 64, "nmt": 16, "resnet50": 16, "inception_v3": 16}
 """Times that time is dilated, by network, unless asked otherwise; SLOWER over it divides the bytes.
 
 The language model has short steps and the largest tables; of the other networks a step takes seconds in the twin even

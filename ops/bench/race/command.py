@@ -51,8 +51,8 @@ def add_command(commands: Any) -> None:
         "--accelerators",
         choices=tuple(CLUSTERS),
         metavar="CLUSTER",
-        help=f"the twin of a cluster: {', '.join(CLUSTERS)}. Models are lm (the default), nmt, resnet50, inception_v3; "
-        "--rate is the cluster's own",
+        help=f"the twin of a cluster: {', '.join(CLUSTERS)}. Models are lm (the default), nmt, resnet50, inception_v3, "
+        "wide; --rate is the cluster's own",
     )
     parser.add_argument("--size", action="append", default=[], metavar="NAME=VALUE", help="a size of the model")
     parser.add_argument("--systems", type=systems_of, default=_DEFAULT_SYSTEMS, help=", ".join(SYSTEMS))

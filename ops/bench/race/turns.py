@@ -107,26 +107,39 @@ def wait_for_file(path: Path) -> Any:
 
 
 class Turns:
-    """A worker's side: `for batch in turns: ...; turns.report(loss)`."""
+    """A worker's side: `for batch in turns: ...; turns.report(loss)`.
 
-    def __init__(self, task: Task, rank: int) -> None:
+    Args:
+        task: of the system.
+        rank: of the worker.
+        model: whose batches it takes; None for the task's.
+        drawn_as: the rank whose batches it takes; None for its own.
+        runs: the batches of a step.
+    """
+
+    def __init__(
+        self, task: Task, rank: int, model: Model | None = None, drawn_as: int | None = None, runs: int = 1
+    ) -> None:
         self._folder = Path(task.folder)
-        self._model = task.make_model()
-        self._rank = rank
+        self._model = model or task.make_model()
+        self._rank, self._runs = rank, runs
+        self._drawn_as = rank if drawn_as is None else drawn_as
         self._losses: list[float] = []
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         """This worker's batches, one a step, as long as the race lasts; waits between turns."""
         turn = first = 0
         while steps := wait_for_file(self._folder / f"turn-{turn}.json")["steps"]:
-            batches = [self._model.batch(self._rank, first + step) for step in range(steps)]
+            runs = range(first * self._runs, (first + steps) * self._runs)
+            batches = [self._model.batch(self._drawn_as, run) for run in runs]
             self._losses = []
             write_json(self._folder / f"ready-{turn}-{self._rank}.json", {})
             wait_for_file(self._folder / f"go-{turn}.json")
             times = [time.time()]
-            for batch in batches:
+            for number, batch in enumerate(batches, 1):
                 yield batch
-                times.append(time.time())
+                if number % self._runs == 0:
+                    times.append(time.time())
             write_json(
                 self._folder / f"done-{turn}-{self._rank}.json",
                 {"start": times[0], "end": times[-1], "times": times, "losses": self._losses},

@@ -68,12 +68,14 @@ class LayerOf:
         multiply_adds: for one example, forward.
         weights: that it takes.
         tables: whose rows it takes.
+        activations: elements of its output for one example; 0 where a model in stages cannot be cut after it.
     """
 
     name: str
     multiply_adds: float
     weights: tuple[Weights, ...] = ()
     tables: tuple[Rows, ...] = ()
+    activations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,23 @@ def layer_seconds(network: Network, step_s: float) -> dict[str, tuple[float, flo
     return {one.name: (share * one.multiply_adds, share * BACKWARD * one.multiply_adds) for one in network.layers}
 
 
+def stage_ends(network: Network, stages: int) -> tuple[LayerOf, ...]:
+    """The layers with which all stages but the last end, for about equal multiply-adds of the stages.
+
+    Raises:
+        ValueError: there are too few layers after which the network can be cut.
+    """
+    done, sums = 0.0, []
+    for one in network.layers:
+        done += one.multiply_adds
+        sums.append(done)
+    able = [number for number, one in enumerate(network.layers[:-1]) if one.activations]
+    ends = [min(able, key=lambda n, s=s: abs(sums[n] - done * s / stages), default=-1) for s in range(1, stages)]
+    if len(set(ends)) < stages - 1 or -1 in ends:
+        raise ValueError(f"The network can be cut after {len(able)} layers, not into {stages} stages.")
+    return tuple(network.layers[number] for number in ends)
+
+
 def divided(shape: tuple[int, ...], divisor: int) -> tuple[int, ...]:
     """A shape with 1/divisor of the elements, rounded up: of the inputs as far as these divide, then of the outputs.
 
@@ -145,7 +164,7 @@ def network_of(name: str) -> Network:
         ValueError: there is no such network.
     """
     from ops.twin.networks.language import language_model, translation
-    from ops.twin.networks.stack import stack
+    from ops.twin.networks.stack import stack, wide
     from ops.twin.networks.vision import inception_v3, resnet50
 
     known = {
@@ -154,6 +173,7 @@ def network_of(name: str) -> Network:
         "resnet50": resnet50,
         "inception_v3": inception_v3,
         "stack": stack,
+        "wide": wide,
     }
     if name not in known:
         raise ValueError(f"A network must be one of {', '.join(known)}, got {name!r}.")

@@ -56,7 +56,8 @@ def translation() -> Network:
 
 def _lstm(name: str, inputs: int, state: int, *tables: Rows) -> LayerOf:
     kernel = Weights(f"{name}_kernel", (inputs + state, 4 * state))
-    return LayerOf(name, SENTENCE * kernel.elements, (kernel, Weights(f"{name}_bias", (4 * state,))), tables)
+    bias = Weights(f"{name}_bias", (4 * state,))
+    return LayerOf(name, SENTENCE * kernel.elements, (kernel, bias), tables, SENTENCE * state)
 
 
 def _dense(name: str, kernel: Weights, *more: Weights) -> LayerOf:

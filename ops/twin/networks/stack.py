@@ -1,10 +1,11 @@
-"""A network so small that cores compute it: what the twin is checked on."""
+"""Networks of dense layers of one width: one that cores compute, on which the twin is checked, and a wide one."""
 
 from __future__ import annotations
 
 from ops.twin.networks import Ids, LayerOf, Network, Rows, Weights
 
 WIDTH, LAYERS, TABLE_ROWS = 512, 8, 20_000
+WIDE = 4096
 
 
 def stack() -> Network:
@@ -20,3 +21,12 @@ def stack() -> Network:
         for n in range(LAYERS)
     ]
     return Network("examples", 1, "adagrad", tuple(layers), is_computed=True)
+
+
+def wide() -> Network:
+    """Dense layers so wide that their gradients outweigh the activations of a batch."""
+    layers = [
+        LayerOf(f"layer_{n}", WIDE * WIDE, (Weights(f"weights_{n}", (WIDE, WIDE)),), activations=WIDE)
+        for n in range(LAYERS)
+    ]
+    return Network("examples", 1, "momentum", tuple(layers))

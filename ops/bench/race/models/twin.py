@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ops.bench.race.models import Built, Table
 from ops.bench.race.models.draws import Uniform, generator, log_uniform, zipf
-from ops.twin.networks import Ids, LayerOf, Network, Rows, divided, layer_seconds, network_of
+from ops.twin.networks import Ids, LayerOf, Network, Rows, divided, layer_seconds, network_of, stage_ends
 
 if TYPE_CHECKING:
     from ops.twin.accelerator import Compute
@@ -34,12 +34,15 @@ class Twin:
     step's signal, a number that each worker is fed: its gradients tell a wrong exchange.
 
     Attributes:
-        network: lm, nmt, resnet50, inception_v3, or stack, which cores can compute.
+        network: lm, nmt, resnet50, inception_v3, wide, or stack, which cores can compute.
         step_s: seconds of a step on the accelerator, before dilation.
         batch_size: examples per worker and step.
         dilation: times that the accelerator is slower. The links are to be slower by `dilation` times `divisor`.
         divisor: of variables.
         values: zeros, real (computed, at the accelerator's pace), or cores (computed, without an accelerator).
+        stages: into which `parallax-stages` cuts the network; a replica then has the examples of so many workers.
+        micro_batches: into which a replica's examples are cut then, of which each is a run.
+        is_cut: whether this is the model that is cut: of a micro-batch, with activations between stages.
     """
 
     network: str = "lm"
@@ -48,6 +51,9 @@ class Twin:
     dilation: float = 64.0
     divisor: int = 16
     values: str = "zeros"
+    stages: int = 2
+    micro_batches: int = 8
+    is_cut: bool = False
 
     def __post_init__(self) -> None:
         """Refuses sizes of which no model can be made."""
@@ -64,6 +70,30 @@ class Twin:
         for table in _tables(network):
             if table.width > 1 and table.width % self.divisor:
                 raise ValueError(f"divisor must divide the {table.width} columns of {table.name}.")
+
+    def cut(self) -> Twin:
+        """The model of a micro-batch, whose layers at the ends of stages hand on their activations.
+
+        Raises:
+            ValueError: its layers compute values, or there are too few of them.
+        """
+        if self.values != "zeros":
+            raise ValueError(f"Layers at the ends of stages give zeros, and values are {self.values!r}.")
+        stage_ends(network_of(self.network), self.stages)
+        return replace(self, is_cut=True)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The ops with which its stages end; none where it is not cut."""
+        return tuple(f"{one.name}_output" for one in self._ends())
+
+    def _ends(self) -> tuple[LayerOf, ...]:
+        return stage_ends(network_of(self.network), self.stages) if self.is_cut else ()
+
+    @property
+    def examples(self) -> int:
+        """Of a run."""
+        return self.batch_size * self.stages // self.micro_batches if self.is_cut else self.batch_size
 
     @property
     def unit(self) -> str:
@@ -85,8 +115,8 @@ class Twin:
 
     @property
     def device_s(self) -> float:
-        """Seconds of a step on the accelerator, dilated; 0 without one."""
-        return 0.0 if self.values == "cores" else self.step_s * self.dilation
+        """Seconds of a run on the accelerator, dilated; 0 without one."""
+        return 0.0 if self.values == "cores" else self.step_s * self.dilation * self.examples / self.batch_size
 
     def build(self) -> Built:
         """The network in the order of its layers, whose last output is the loss."""
@@ -98,17 +128,20 @@ class Twin:
         signal = v1.placeholder(tf.float32, [], name="signal")
         feeds = {ids.feed: v1.placeholder(tf.int32, [self._count(ids)], name=ids.feed) for ids in _ids(network)}
         seconds = layer_seconds(network, self.device_s)
-        x = None
+        x, ends, is_received = None, self._ends(), False
         for one in network.layers:
-            is_last = one is network.layers[-1]
+            is_last, is_end = one is network.layers[-1], one in ends
+            before = [] if x is None else [x]
             x = layer(
                 Values(self.values),
-                _computing(network, x is not None, is_last),
-                [] if x is None else [x],
-                [signal, *self._rows(one, feeds), *self._weights(one)],
+                self._activations(one) if is_end else _computing(network, x is not None, is_last),
+                [] if is_received else before,
+                [*(before if is_received else []), signal, *self._rows(one, feeds), *self._weights(one)],
                 *seconds[one.name],
-                to_host=is_last,
+                to_host=is_last or is_end,
             )
+            is_received = is_end
+            x = tf.identity(x, name=f"{one.name}_output") if is_end else x
         return Built(x, _optimizer(network.optimizer), {**feeds, "signal": signal})
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
@@ -127,8 +160,14 @@ class Twin:
         return zipf(draw, SKEW, rows, [self._count(ids)])
 
     def _count(self, ids: Ids) -> int:
-        """Of a worker's step."""
-        return ids.drawn or self.batch_size * ids.of_example
+        """Of a run."""
+        return ids.drawn or self.examples * ids.of_example
+
+    def _activations(self, one: LayerOf) -> Compute:
+        """The output of a layer that ends a stage, divided as variables are."""
+        import tensorflow as tf
+
+        return lambda *taken: tf.zeros(divided((self.examples, one.activations), self.divisor))
 
     def _width(self, table: Rows) -> int:
         return table.width if table.width == 1 else table.width // self.divisor
@@ -186,7 +225,7 @@ def _drawn_to_the_signal(has_input: bool, *taken: Any) -> Any:
     import tensorflow as tf
 
     before, (signal, *values) = (taken[:1], taken[1:]) if has_input else ((), taken)
-    return tf.add_n([*before, *(tf.reduce_sum(tf.square(value - signal)) / 2 for value in values)])
+    return tf.add_n([*map(tf.reduce_sum, before), *(tf.reduce_sum(tf.square(value - signal)) / 2 for value in values)])
 
 
 def _optimizer(name: str) -> Any:

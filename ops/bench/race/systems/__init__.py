@@ -22,6 +22,7 @@ _MODULE_BY_SYSTEM = {
     "parallax-fp16": "parallax",
     "parallax-overlap": "parallax",
     "parallax-ucx": "parallax",
+    "parallax-stages": "parallax",
     "parallax-beside": "parallax",
     "horovod": "horovod",
     "horovod-dense": "horovod",
@@ -35,8 +36,8 @@ BESIDE = "parallax-beside"
 SYSTEMS = tuple(name for name in _MODULE_BY_SYSTEM if name != "alone")
 """What can be asked for; `alone` is always run, to know the compute time."""
 
-OTHER_LOSSES = ("tf-ps-async", "parallax-bf16", "parallax-fp16", "alone")
-"""Their losses need not be those of the others: they do not wait for each other, or round what they send."""
+OTHER_LOSSES = ("parallax-stages", "tf-ps-async", "parallax-bf16", "parallax-fp16", "alone")
+"""Their losses need not be those of the others: they have other batches, do not wait for each other, or round."""
 
 
 @dataclass(frozen=True, slots=True)

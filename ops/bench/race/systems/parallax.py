@@ -2,7 +2,7 @@
 
 `parallax` takes the routes that the plan chooses. `parallax-ROUTE` asks for that route for every table of the model;
 `parallax-bf16` and `parallax-fp16` for half precision on the wire, `parallax-overlap` for steps that overlap,
-`parallax-ucx` for UCX in place of TCP and shared memory.
+`parallax-ucx` for UCX in place of TCP and shared memory, `parallax-stages` for the stages of a twin.
 `parallax-beside` is `parallax` by the code of another checkout, whose own copy of this file is run.
 """
 
@@ -41,14 +41,17 @@ def main() -> None:
         from ops.bench.safety.off import turn_off
 
         turn_off(task.more["off"])
-    model = task.make_model()
+    model, settings = task.make_model(), task.more.get("config", {})
+    if task.system == "parallax-stages":
+        model = model.cut()
+        settings = {**settings, "stages": model.ends, "micro_batches": model.micro_batches}
     graph = tf.Graph()
     with graph.as_default():
         built = model.build()
         train = built.optimizer.minimize(built.loss)
     _, _, asked = task.system.partition("-")
     wire = {"bf16": "bfloat16", "fp16": "float16"}.get(asked)
-    is_route = asked and wire is None and asked not in ("overlap", "ucx")
+    is_route = asked and wire is None and asked not in ("overlap", "stages", "ucx")
     mpi = parallax.MPIConfig(mpirun_options="--mca pml ucx" if asked == "ucx" else "")
     config = parallax.Config(
         routes={table.name: asked for table in model.tables} if is_route else {},
@@ -59,13 +62,17 @@ def main() -> None:
         communication_config=parallax.CommunicationConfig(mpi_config=mpi),
         seed=1,
         stall_timeout_s=math.inf,  # between its turns it is stopped, which would look like a stall
-        **task.more.get("config", {}),
+        **settings,
     )
     sess, _, rank, _ = parallax.parallel_run(graph, task.more.get("resource"), parallax_config=config)
-    turns = Turns(task, rank)
+    runs = sess.accumulate_steps
+    turns = Turns(task, sess.workers.Get_rank(), model, rank, runs)
     with sess:
-        for batch in turns:
+        for number, batch in enumerate(turns, 1):
             feeds = {built.feeds[name]: [value] for name, value in batch.items()}
+            if number % runs:
+                sess.run(train, feeds)
+                continue
             _, [loss] = sess.run([train, built.loss], feeds)
             turns.report(loss)
 
