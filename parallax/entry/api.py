@@ -186,7 +186,7 @@ def _worker(call: Call) -> tuple[Session, int, int, int] | int:
     )
     session, size, rank = open_session(graph, config, current_process_group().parcel, extras)
     if verifying:
-        run_worker(graph, session, size, rank, wanted)
+        run_worker(graph, session, size, rank, wanted, saves=current_process_group().stage == 0)
         return 0
     if wanted.verify_first is not None:
         from parallax.runtime.verify.first import VerifiedSteps

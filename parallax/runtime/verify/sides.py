@@ -53,15 +53,16 @@ def keep_graph(graph: Graph, folder: Path) -> None:
     (folder / GRAPH_FILE).write_bytes(pack_graph(graph, math.inf))
 
 
-def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Settings) -> None:
+def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Settings, saves: bool = True) -> None:
     """One worker's side: runs the steps and saves all variables, except copies with the same bits as worker 0's.
 
     Args:
         graph: the user's.
         session: of this worker.
-        size: the number of workers, or of replicas of a model in stages, all of whose workers get the same values.
+        size: the number of workers, or of replicas of a model in stages.
         rank: of this worker, or of its replica.
         wanted: steps and feeds.
+        saves: whether it saves variables: of a replica's stages, which all get the same values, one does.
     """
     fetch = train_op(graph, wanted.fetch)
     feeds = feeds_of(graph, fetch, wanted)
@@ -76,11 +77,11 @@ def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Set
         values = {name: session.run(variable)[0] for name, variable in variables_of(graph).items()}
         rounding = session.exchange_report().rounding_text()
     mine = {name: digest(value) for name, value in values.items()}
-    first, place = session.workers.bcast(mine, root=0), session.workers.Get_rank()
-    kept = {name: value for name, value in values.items() if place == 0 or mine[name] != first[name]}
-    if place % (session.workers.Get_size() // size) == 0:
+    first = session.workers.bcast(mine, root=0)
+    kept = {name: value for name, value in values.items() if rank == 0 or mine[name] != first[name]}
+    if saves:
         save(folder / WORKER_FILE.format(rank=rank), kept)
-    if place == 0:
+    if saves and rank == 0:
         sys.stdout.write(f"{rounding}\n" if rounding else "")
 
 

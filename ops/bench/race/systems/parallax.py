@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,9 @@ from pathlib import Path
 from ops.bench.race.place import ROOT, InLab, Place
 from ops.bench.race.systems import BESIDE, Command, script
 from ops.bench.race.turns import Task, Turns, task_of_this_process, write_task, write_task_with
+
+RANK = "OMPI_COMM_WORLD_RANK"
+"""Of a worker; `parallel_run` gives that of its replica."""
 
 
 def commands(place: Place, task: Task) -> Iterator[Command]:
@@ -66,7 +70,7 @@ def main() -> None:
     )
     sess, _, rank, _ = parallax.parallel_run(graph, task.more.get("resource"), parallax_config=config)
     runs = sess.accumulate_steps
-    turns = Turns(task, sess.workers.Get_rank(), model, rank, runs)
+    turns = Turns(task, int(os.environ[RANK]), model, rank, runs)
     with sess:
         for number, batch in enumerate(turns, 1):
             feeds = {built.feeds[name]: [value] for name, value in batch.items()}
