@@ -158,7 +158,7 @@ class StagedGraph:
             PlanError: nothing fits, or times are unknown.
         """
         if self.unknown():
-            raise PlanError(f"stages='auto' compares seconds, and has {self.unknown()}. Or give a number of stages.")
+            raise PlanError(f"stages='auto' compares plans by seconds; {self.unknown()}, or give a number of stages.")
         whole, refused = self._plan_whole()
         staged = self._best_staged()
         if staged is None:
@@ -190,7 +190,7 @@ class StagedGraph:
         except NotEnoughMemory as error:
             return None, error
         if plan.prediction.step_s is None:
-            raise PlanError(f"stages='auto' compares seconds, and has {plan.prediction.unknown}.")
+            raise PlanError(f"stages='auto' compares plans by seconds; {plan.prediction.unknown}.")
         return plan, None
 
     def _best_staged(self) -> Plan | None:

@@ -137,8 +137,9 @@ def stage_ends(network: Network, stages: int) -> tuple[LayerOf, ...]:
         done += one.multiply_adds
         sums.append(done)
     able = [number for number, one in enumerate(network.layers[:-1]) if one.activations]
-    ends = [min(able, key=lambda n, s=s: abs(sums[n] - done * s / stages), default=-1) for s in range(1, stages)]
-    if len(set(ends)) < stages - 1 or -1 in ends:
+    wanted = [done * stage / stages for stage in range(1, stages)]
+    ends = [min((abs(sums[number] - end), number) for number in able)[1] for end in wanted] if able else []
+    if len(set(ends)) < stages - 1:
         raise ValueError(f"The network can be cut after {len(able)} layers, not into {stages} stages.")
     return tuple(network.layers[number] for number in ends)
 

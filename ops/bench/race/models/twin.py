@@ -131,7 +131,7 @@ class Twin:
         x, ends, is_received = None, self._ends(), False
         for one in network.layers:
             is_last, is_end = one is network.layers[-1], one in ends
-            before = [] if x is None else [x]
+            before: list[Any] = [] if x is None else [x]
             x = layer(
                 Values(self.values),
                 self._activations(one) if is_end else _computing(network, x is not None, is_last),

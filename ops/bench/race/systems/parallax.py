@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ops.bench.race.models.twin import Twin
 from ops.bench.race.place import ROOT, InLab, Place
 from ops.bench.race.systems import BESIDE, Command, script
 from ops.bench.race.turns import Task, Turns, task_of_this_process, write_task, write_task_with
@@ -47,6 +48,8 @@ def main() -> None:
         turn_off(task.more["off"])
     model, settings = task.make_model(), task.more.get("config", {})
     if task.system == "parallax-stages":
+        if not isinstance(model, Twin):
+            raise ValueError(f"parallax-stages trains twins, and {task.model} is none.")
         model = model.cut()
         settings = {**settings, "stages": model.ends, "micro_batches": model.micro_batches}
     graph = tf.Graph()
