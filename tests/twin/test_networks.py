@@ -107,9 +107,9 @@ def test_what_is_estimated_says_so():
         for name, pace in paces.items()
         if pace.source.startswith("estimated")
     }
-    assert estimated == {("A100 40 GB, TF32", name) for name in ("inception_v3", "nmt", "lm")}
+    assert estimated == {("A100 40 GB, TF32", name) for name in ("inception_v3", "nmt", "lm", "wide")}
 
 
 def test_an_unknown_network_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="one of lm, nmt, resnet50, inception_v3, stack, got 'x'"):
+    with pytest.raises(ValueError, match="one of lm, nmt, resnet50, inception_v3, stack, wide, got 'x'"):
         network_of("x")

@@ -79,7 +79,7 @@ class WantedResults(NamedTuple):
         means: scalars, of which the mean over the workers is returned.
         rows: tensors with a row for each example, concatenated.
         same: tensors that are equal on all workers.
-        whole: tensors that the step itself replicates. 81.sums, means, rows, same, whole| as in `WantedResults`.
+        whole: tensors that the step itself replicates.
     """
 
     sums: tuple[str, ...] = ()
