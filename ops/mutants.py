@@ -99,8 +99,8 @@ MUTANTS = (
     Mutant(
         "a piece of concatenated tensors begins where the one before it does",
         "analysis/layouts/rules/concatenation.py",
-        "        found.append((first, first + length, one))\n        first = first + length",
-        "        found.append((first, first + length, one))",
+        "        placed.append((first, first + length, one))\n        first = first + length",
+        "        placed.append((first, first + length, one))",
         LOOKUPS,
     ),
     Mutant(
@@ -162,14 +162,14 @@ MUTANTS = (
     Mutant(
         "rows are merged by their update alone though their norm is taken",
         "analysis/reading/lazy/updates.py",
-        "while others := {node for node in found if not update.union(found).issuperset(view.users(node))}:",
+        "while others := {node for node in exclusive if not update.union(exclusive).issuperset(view.users(node))}:",
         "while others := set[str]():",
         ("tests/analysis/reading/test_updates_of_rows.py",),
     ),
     Mutant(
         "a worker's share of an uneven batch is left out",
         "transform/building/shares.py",
-        "return tf.math.multiply_no_nan(tensor, tf.cast(self.own, tensor.dtype))",
+        "return tf.math.multiply_no_nan(tensor, tf.cast(self.local_share, tensor.dtype))",
         "return tensor",
         UNEVEN,
     ),
@@ -183,15 +183,15 @@ MUTANTS = (
     Mutant(
         "a dense gradient is a sum, not a mean",
         "transform/passes/dense_and_gathered.py",
-        "return together.add_gradients(tensor, 1.0 / workers)",
-        "return together.add_gradients(tensor)",
+        "return reducer.add_gradients(tensor, 1.0 / workers)",
+        "return reducer.add_gradients(tensor)",
         EXACT,
     ),
     Mutant(
         "parts that travel together lose their scales",
         "transform/passes/joined_messages.py",
-        'joined.attr["scales"].list.f.extend(one.attr["scales"].list.f[0] for one in members)',
-        'joined.attr["scales"].list.f.extend(1.0 for one in members)',
+        'fused.attr["scales"].list.f.extend(one.attr["scales"].list.f[0] for one in members)',
+        'fused.attr["scales"].list.f.extend(1.0 for one in members)',
         JOINED,
     ),
     Mutant(
@@ -239,8 +239,8 @@ MUTANTS = (
     Mutant(
         "a mean of rows is divided by the workers, not the rows",
         "transform/passes/dense_and_gathered.py",
-        "return editor.together.all_reduce(total) / editor.together.all_reduce(weight)",
-        "return editor.together.all_reduce(mean) / editor.worker.size",
+        "return editor.reducer.all_reduce(total) / editor.reducer.all_reduce(weight)",
+        "return editor.reducer.all_reduce(mean) / editor.worker.size",
         GRAPHS,
     ),
     Mutant(
@@ -309,8 +309,8 @@ MUTANTS = (
     Mutant(
         "a token is lost: a push does not wait for the others'",
         "transform/passes/on_servers.py",
-        "waits = [*ops, *given, *self.editor.meetings.token(ops)]",
-        "waits = [*ops, *given]",
+        "waits = [*ops, *contributions, *self.editor.meetings.token(ops)]",
+        "waits = [*ops, *contributions]",
         SERVED,
     ),
     Mutant(

@@ -94,18 +94,18 @@ def large_model(variables: int, tables: int, hosts: int) -> tuple[GraphSpec, Pla
     from parallax.graph.spec import GradientSource, GraphSpec, Part, VariableClass, VariableSpec
 
     draw = random.Random(1)
-    found = []
+    copies = []
     for number in range(variables):
         name, is_table = f"v{number:05}", number < tables
         shape = (draw.randint(100, 100_000), draw.choice([8, 16, 32, 64])) if is_table else (draw.randint(1, 500), 256)
         gradient = GradientSource(name, "values:0", "indices:0" if is_table else None, ("update",), "recorded")
         cls = VariableClass.SPARSE if is_table else VariableClass.DENSE
         part, ids = (Part(name, shape),), draw.randint(10, 3000) if is_table else None
-        found.append(VariableSpec(name, shape, "float32", 4, part, True, cls, gradients=(gradient,), ids_per_step=ids))
+        copies.append(VariableSpec(name, shape, "float32", 4, part, True, cls, gradients=(gradient,), ids_per_step=ids))
     rates = [1.25e9 * draw.uniform(0.99, 1) for _ in range(hosts)]
     lines = {operation: AlphaBeta(3e-4, 1e-6, 1e-10, 0.05, 20) for operation in OPERATIONS}
     machines = tuple(HostProfile(f"host{n}", 8, 1 << 40, rate, rate) for n, rate in enumerate(rates))
-    return GraphSpec("0" * 64, tuple(found)), PlanInputs(
+    return GraphSpec("0" * 64, tuple(copies)), PlanInputs(
         ClusterProfile(CLUSTER_PROFILE_VERSION, machines, lines, lines)
     )
 

@@ -25,7 +25,7 @@ def quoted_errors(page: Path) -> list[str]:
     return _QUOTED.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
-def is_said(text: str) -> bool:
+def can_be_printed(text: str) -> bool:
     """Whether the code can say this text."""
     rest = text
     for literal in _literals():

@@ -20,27 +20,35 @@ from parallax.settings.arguments import CommandParser
 
 
 def parser() -> argparse.ArgumentParser:
-    found = CommandParser(prog="python -m ops.exactness", description=__doc__.split("\n")[0])
-    found.add_argument("--graphs", type=int, default=300, help="how many (default %(default)s)")
-    found.add_argument("--seed", type=int, default=1, help="graphs follow from seed and number (default %(default)s)")
-    found.add_argument("--first", type=int, default=0, help="number of the first graph (default %(default)s)")
-    found.add_argument("--only", type=int, metavar="NUMBER", help="this graph alone, printed")
-    found.add_argument("--script", type=Path, metavar="FILE", help="a program of a file, in place of the grammar's")
-    found.add_argument("--workers", type=int, help="of every graph (default: two to five)")
-    found.add_argument(
+    command_parser = CommandParser(prog="python -m ops.exactness", description=__doc__.split("\n")[0])
+    command_parser.add_argument("--graphs", type=int, default=300, help="how many (default %(default)s)")
+    command_parser.add_argument(
+        "--seed", type=int, default=1, help="graphs follow from seed and number (default %(default)s)"
+    )
+    command_parser.add_argument("--first", type=int, default=0, help="number of the first graph (default %(default)s)")
+    command_parser.add_argument("--only", type=int, metavar="NUMBER", help="this graph alone, printed")
+    command_parser.add_argument(
+        "--script", type=Path, metavar="FILE", help="a program of a file, in place of the grammar's"
+    )
+    command_parser.add_argument("--workers", type=int, help="of every graph (default: two to five)")
+    command_parser.add_argument(
         "--routes", help="with commas between; all; or one, in turn (default: all of few graphs, one of many)"
     )
-    found.add_argument(
+    command_parser.add_argument(
         "--layouts",
         action="store_true",
         default=None,
         help="by Config(layouts=True), with unequal shares of an open batch",
     )
-    found.add_argument("--claims", action="store_true", help="try what the analysis says of single tensors too")
-    found.add_argument("--out", type=Path, metavar="FOLDER", help="where minimal programs of faults are written")
-    found.add_argument("--processes", type=int, default=1, help="at work at a time (default %(default)s)")
-    found.add_argument("--minutes", type=float, help="no graph is begun later")
-    return found
+    command_parser.add_argument(
+        "--claims", action="store_true", help="try what the analysis says of single tensors too"
+    )
+    command_parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where minimal programs of faults are written"
+    )
+    command_parser.add_argument("--processes", type=int, default=1, help="at work at a time (default %(default)s)")
+    command_parser.add_argument("--minutes", type=float, help="no graph is begun later")
+    return command_parser
 
 
 def main(argv: list[str]) -> int:

@@ -62,7 +62,7 @@ Found = tuple[int, dict[str, Outcome]]
 """A program's number, and what came of it by route."""
 
 
-def tried(trials: Trials, numbers: Sequence[int], processes: int, until: float) -> Iterator[Found]:
+def run_trials(trials: Trials, numbers: Sequence[int], processes: int, until: float) -> Iterator[Found]:
     """What comes of each program, as soon as it is known; in this process where one is asked for and they are few.
 
     Args:
@@ -72,7 +72,7 @@ def tried(trials: Trials, numbers: Sequence[int], processes: int, until: float) 
         until: no program is begun later than this, in seconds of time.time().
     """
     if processes > 1 or len(numbers) > GROUP:
-        yield from _in_children(trials, numbers, processes, until)
+        yield from _run_in_children(trials, numbers, processes, until)
         return
     for number in numbers:
         if time.time() > until:
@@ -87,12 +87,12 @@ class _Child:
     heard: float
 
 
-def _in_children(trials: Trials, numbers: Sequence[int], processes: int, until: float) -> Iterator[Found]:
+def _run_in_children(trials: Trials, numbers: Sequence[int], processes: int, until: float) -> Iterator[Found]:
     groups = [list(numbers[first : first + GROUP]) for first in range(0, len(numbers), GROUP)]
     children: dict[Connection, _Child] = {}
     while children or (groups and time.time() < until):
         while groups and len(children) < processes and time.time() < until:
-            connection, child = _begun(trials, groups.pop(0), until)
+            connection, child = _start_child(trials, groups.pop(0), until)
             children[connection] = child
         wait(list(children), timeout=_SILENT_S / 10)
         for connection, child in [(one, child) for one, child in children.items() if one.poll()]:
@@ -113,7 +113,7 @@ def _in_children(trials: Trials, numbers: Sequence[int], processes: int, until: 
                 child.process.kill()  # its connection ends, and so it is a fault as above
 
 
-def _begun(trials: Trials, numbers: list[int], until: float) -> tuple[Connection, _Child]:
+def _start_child(trials: Trials, numbers: list[int], until: float) -> tuple[Connection, _Child]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_try_all, args=(trials, numbers, until, theirs), daemon=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ops.exactness.children import Trials, tried
+from ops.exactness.children import Trials, run_trials
 from ops.exactness.draft import Program
-from ops.exactness.shrink import shrunk
+from ops.exactness.shrink import shrink_program
 from ops.exactness.trial import Outcome, try_program
 
 SHRUNK_ALIKE = 2
@@ -59,9 +59,9 @@ class Tally:
         refused = [outcome for outcome in outcomes.values() if outcome.kind == "refused"]
         for reason in {reason_of(outcome): None for outcome in refused}:
             self.reasons[reason].append(number)
-        found = [(route, outcome) for route, outcome in outcomes.items() if outcome.is_fault]
-        self.faults += [(number, route, outcome) for route, outcome in found]
-        return found
+        faults = [(route, outcome) for route, outcome in outcomes.items() if outcome.is_fault]
+        self.faults += [(number, route, outcome) for route, outcome in faults]
+        return faults
 
     def counts(self) -> str:
         """How many graphs ended by each kind."""
@@ -83,10 +83,10 @@ class Tally:
 _ORDER = ("equal", "infinite", "unstable", "refused", "told", "unproven", "wrong", "foreign", "invalid")
 
 
-def _list_kinds(found: dict[str, list[int]]) -> list[str]:
+def _list_kinds(trials_by_text: dict[str, list[int]]) -> list[str]:
     return [
         f"  {len(numbers):4}  {text}: {', '.join(map(str, numbers[:NUMBERED]))}"
-        for text, numbers in sorted(found.items(), key=lambda item: -len(item[1]))
+        for text, numbers in sorted(trials_by_text.items(), key=lambda item: -len(item[1]))
     ]
 
 
@@ -111,7 +111,7 @@ def run(options: Any) -> int:
     trials, tally = Trials(options.seed, options.workers, routes, options.claims, options.layouts), Tally()
     if options.only is not None:
         print(trials.program(options.only).source())
-    for number, outcomes in tried(trials, numbers, options.processes, until):
+    for number, outcomes in run_trials(trials, numbers, options.processes, until):
         for route, outcome in tally.add(number, outcomes):
             print(f"{number} by {route}: {_line(outcome)}", flush=True)
         if options.only is not None:
@@ -157,7 +157,7 @@ def _keep_all(tally: Tally, trials: Trials, folder: Path) -> None:
 
 def _keep(made: Program, fault: tuple[int, str, Outcome], trials: Trials, folder: Path) -> None:
     number, route, outcome = fault
-    least, outcome = shrunk(made, outcome, lambda one: _first(_tried(one, route, trials)))
+    least, outcome = shrink_program(made, outcome, lambda one: _first(_try_route(one, route, trials)))
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{outcome.kind}_{number}_{route}.py"
     how = f"Run by `python -m ops.exactness --routes {route} --script {file.name}`.\n\n{_wrapped(outcome)}"
@@ -165,7 +165,7 @@ def _keep(made: Program, fault: tuple[int, str, Outcome], trials: Trials, folder
     print(f"  {file}: {_line(outcome)}", flush=True)
 
 
-def _tried(one: Program, route: str, trials: Trials) -> dict[str, Outcome]:
+def _try_route(one: Program, route: str, trials: Trials) -> dict[str, Outcome]:
     return try_program(one.source(), [route], claims=trials.claims, layouts=trials.layouts)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ops.exactness.roundings import with_roundings
-from ops.exactness.script import Script, fed, joined
+from ops.exactness.script import Script, concatenate_batches, fed
 from ops.exactness.session import NamedSession
-from ops.exactness.transport import check_meetings, of_worker, ran, together
+from ops.exactness.transport import check_meetings, combine_workers, name_run_marker, of_worker
 from parallax.analysis.reading.capture import capture, initialization_phases
 from parallax.analysis.stages import AnalysedGraph
 from parallax.graph.view import GraphView
@@ -20,7 +20,7 @@ from parallax.runtime.worker.session.names import Names
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.cut_stages import ops_here
-from parallax.transform.passes.joined_messages import view_apart
+from parallax.transform.passes.joined_messages import unfuse_view
 from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.pipeline import WorkerGraph
 
@@ -80,7 +80,7 @@ class Built:
         return str(min([own, *(one for one in types if one.is_floating)], key=lambda one: one.size).name)
 
 
-def one_process(
+def train_one_process(
     built: Built, watched: Watched = (), start: Mapping[str, Any] | None = None, draw: int | None = None
 ) -> Ran:
     """Trains the global batches.
@@ -110,7 +110,7 @@ def one_process(
         initial = dict(zip(reads, session.run(list(reads.values())), strict=True))
         for step, batches in enumerate(built.batches):
             turn = step % len(built.ops)
-            values = session.run([built.whole_ops[turn].name, *tensors[turn]], fed(graph, joined(batches)))
+            values = session.run([built.whole_ops[turn].name, *tensors[turn]], fed(graph, concatenate_batches(batches)))
             seen.append(dict(zip(tensors[turn], values[1:], strict=True)))
         last = dict(zip(reads, session.run(list(reads.values())), strict=True))
     if not all(map(_has_finite_squares, last.values())):
@@ -124,7 +124,7 @@ def _has_finite_squares(value: np.ndarray[Any, Any]) -> bool:
         return not np.issubdtype(value.dtype, np.floating) or bool(np.isfinite(np.square(value)).all())
 
 
-def workers(built: Built, analysed: AnalysedGraph, made: list[WorkerGraph], watched: Watched = ()) -> list[Ran]:
+def train_workers(built: Built, analysed: AnalysedGraph, made: list[WorkerGraph], watched: Watched = ()) -> list[Ran]:
     """Trains every worker's batches on its graph, all in one session; the initial values are left out.
 
     Raises:
@@ -133,7 +133,9 @@ def workers(built: Built, analysed: AnalysedGraph, made: list[WorkerGraph], watc
     ranks, ops = range(len(made)), [op.name for op in built.ops]
     reads = _reads(built.graph)
     seen: list[list[dict[str, Any]]] = [[] for _ in ranks]
-    with NamedSession(together([one.graph_def for one in made], dict.fromkeys(ops)), built.script.options()) as session:
+    with NamedSession(
+        combine_workers([one.graph_def for one in made], dict.fromkeys(ops)), built.script.options()
+    ) as session:
         job = JobInMemory(session, analysed, made)
         tensors = [[job.there(rank, of_op) for rank in ranks] for of_op in watched] or [[[]] * len(made)] * len(ops)
         for phase in initialization_phases(analysed.captured):
@@ -159,7 +161,7 @@ class JobInMemory:
 
     def __init__(self, session: NamedSession, analysed: AnalysedGraph, made: Sequence[WorkerGraph]) -> None:
         self._session, self._made = session, made
-        self._views = [view_apart(one.graph_def) for one in made]
+        self._views = [unfuse_view(one.graph_def) for one in made]
         self._stages = 1 if made[0].stages is None else made[0].stages.count
         self._names = [Names(analysed.captured.view, one) for one in made]
         self._kept = [Accumulation(one.accumulate_steps) for one in made]
@@ -196,7 +198,7 @@ class JobInMemory:
         asked, all_names, all_feeds, shown = [], [], [], []
         feeds: dict[str, Any] = {}
         for rank, names in enumerate(self._names):
-            sources = names.kept_by(tuple(fetches), given[rank])
+            sources = names.accumulated_by(tuple(fetches), given[rank])
             resolved = names.resolve(tuple(fetches), given[rank], self._kept[rank].next_run(sources, micro_batch))
             self._kept[rank].has_run(sources)
             own = {**resolved.feeds(given[rank]), **resolved.empty, **names.micro_batch_feeds(sources, micro_batch)}
@@ -207,8 +209,8 @@ class JobInMemory:
             feeds |= {of_worker(rank, tensor): value for tensor, value in own.items()}
         self._check(all_names, all_feeds)
         values = iter(self._session.run(shown, feeds))
-        found = [([next(values) for _ in one.tensors], [next(values) for _ in names]) for one, names in asked]
-        given_by = [[*one.values(own), *others] for (one, _), (own, others) in zip(asked, found, strict=True)]
+        results = [([next(values) for _ in one.tensors], [next(values) for _ in names]) for one, names in asked]
+        given_by = [[*one.values(own), *others] for (one, _), (own, others) in zip(asked, results, strict=True)]
         return [self._of_replica(rank, one, given_by) for rank, (one, _) in enumerate(asked)]
 
     def _check(self, fetches: Sequence[Sequence[str]], fed: Sequence[Iterable[str]]) -> None:
@@ -232,9 +234,9 @@ class JobInMemory:
 
     def _shown(self, rank: int, name: str) -> str:
         """A worker's tensor; of an op what is known only when it has run, where there is such a tensor."""
-        if ":" in name or not self._session.has(ran(rank, name)):
+        if ":" in name or not self._session.has(name_run_marker(rank, name)):
             return of_worker(rank, name)
-        return ran(rank, name)
+        return name_run_marker(rank, name)
 
 
 def _phases(graph: Any) -> list[list[str]]:

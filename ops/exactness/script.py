@@ -100,15 +100,15 @@ class Script:
         return config if self.optimizes else as_written(config)
 
 
-def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def concatenate_batches(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The workers' batches one after the other; scalars are those of worker 0.
 
     Of a sparse tensor the rows are; of square ones, as adjacencies of the workers' own graphs are, the columns, too.
     """
-    return {name: _joined_values([batch[name] for batch in batches]) for name in batches[0]}
+    return {name: _concatenate_values([batch[name] for batch in batches]) for name in batches[0]}
 
 
-def _joined_values(values: Sequence[Any]) -> Any:
+def _concatenate_values(values: Sequence[Any]) -> Any:
     if isinstance(values[0], FedRows):
         return FedRows(sum(values))
     if not isinstance(values[0], _Sparse):

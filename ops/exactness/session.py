@@ -79,8 +79,8 @@ class NamedSession:
         values = [np.asarray(value, self._numpy_type(tensor)) for tensor, value in feeds.items()]
         # Copied: a callable gives the memory of a variable of the old kind, into which the next run writes.
         given = [np.array(value) for value in self._callables[key](*values)]
-        found = dict(zip(tensors, given, strict=True)) | dict(zip(feeds, values, strict=True))
-        return [found.get(name) for name in fetches]
+        value_by_name = dict(zip(tensors, given, strict=True)) | dict(zip(feeds, values, strict=True))
+        return [value_by_name.get(name) for name in fetches]
 
     def _callable(self, tensors: Sequence[str], fetches: Sequence[str], fed: Sequence[str]) -> Any:
         from tensorflow.core.protobuf import config_pb2

@@ -17,7 +17,7 @@ from ops.exactness.trial import Outcome
 Trial = Callable[[Program], Outcome]
 
 
-def shrunk(program: Program, fault: Outcome, trial: Trial) -> tuple[Program, Outcome]:
+def shrink_program(program: Program, fault: Outcome, trial: Trial) -> tuple[Program, Outcome]:
     """A program with the same fault, from which no statement can be left out, and its outcome.
 
     Args:
@@ -25,24 +25,24 @@ def shrunk(program: Program, fault: Outcome, trial: Trial) -> tuple[Program, Out
         fault: its outcome.
         trial: what comes of a program.
     """
-    found, outcome = program, fault
+    smallest, outcome = program, fault
     for together in (True, False):  # once in large pieces, then again one by one
-        steps = list(_steps(found))
+        steps = list(_steps(smallest))
         waiting = [steps] if together else [[step] for step in steps]
         while waiting:
             taken = waiting.pop(0)
-            simpler = found
+            simpler = smallest
             for step in taken:
                 simpler = step(simpler)
-            if simpler == found:
+            if simpler == smallest:
                 continue
             tried = trial(simpler)
             if (tried.kind, tried.place) == (fault.kind, fault.place):
-                found, outcome = simpler, tried
+                smallest, outcome = simpler, tried
             elif len(taken) > 1:
                 half = len(taken) // 2
                 waiting = [taken[:half], taken[half:], *waiting]
-    return found, outcome
+    return smallest, outcome
 
 
 def _steps(program: Program) -> Iterator[Callable[[Program], Program]]:
@@ -51,7 +51,7 @@ def _steps(program: Program) -> Iterator[Callable[[Program], Program]]:
     yield lambda one: _opened(replace(one, **plain))
     for statement in reversed(program.statements):
         if statement.plain:
-            yield partial(_made_plain, statement=statement)
+            yield partial(_replace_by_plain, statement=statement)
         elif not statement.is_kept or statement.instead:
             yield partial(_without, statement=statement)
 
@@ -61,7 +61,7 @@ def _without(program: Program, statement: Statement) -> Program:
     return program.without(program.statements.index(statement)) if statement in program.statements else program
 
 
-def _made_plain(program: Program, statement: Statement) -> Program:
+def _replace_by_plain(program: Program, statement: Statement) -> Program:
     made = replace(statement, text=statement.plain, plain="")
     return replace(program, statements=tuple(made if s == statement else s for s in program.statements))
 

@@ -1,11 +1,12 @@
 """The transport in memory: the graphs of all workers are one graph, in which a collective is ordinary ops.
 
-`together` puts each worker's nodes under a prefix of its own, with functions, loops and state of their own. In place of
-each collective it puts ops over what all workers bring to it, so that one run of one session is a run of all workers.
-What one worker has on another process, as a server, is where all find it. Of a model in stages a collective is among
-the workers of one stage, and what a stage receives is what the other one of the same replica sends.
+`combine_workers` puts each worker's nodes under a prefix of its own, with functions, loops and state of their own. In
+place of each collective it puts ops over what all workers bring to it, so that one run of one session is a run of all
+workers. What one worker has on another process, as a server, is where all find it. Of a model in stages a collective is
+among the workers of one stage, and what a stage receives is what the other one of the same replica sends.
 `check_meetings` tells before a run who waits in a collective that others do not come to. One inside of a conditional
-that not all workers take gives nothing to any: what `ran` names then has no value, which TensorFlow refuses to fetch.
+that not all workers take gives nothing to any: what `name_run_marker` names then has no value, which TensorFlow refuses
+to fetch.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def of_worker(rank: int, name: str) -> str:
     return f"worker_{rank}/{name}"
 
 
-def ran(rank: int, op: str) -> str:
+def name_run_marker(rank: int, op: str) -> str:
     """A tensor that has a value in a run in which a worker's op has run."""
     return f"ran/{of_worker(rank, op)}:0"
 
@@ -47,7 +48,7 @@ def is_collective(op: str) -> bool:
     return op.startswith("Horovod") or op in _COLLECTIVES
 
 
-def together(graph_defs: Sequence[Any], ops: Iterable[str] = (), stages: int = 1) -> Any:
+def combine_workers(graph_defs: Sequence[Any], ops: Iterable[str] = (), stages: int = 1) -> Any:
     """One GraphDef of all workers'.
 
     Args:
@@ -63,22 +64,24 @@ def together(graph_defs: Sequence[Any], ops: Iterable[str] = (), stages: int = 1
     joined.versions.CopyFrom(graph_defs[0].versions)
     collectives: list[dict[str, Any]] = []
     for rank, graph_def in enumerate(graph_defs):
-        own = _Own(rank, graph_def.library, rank - rank % stages)
+        own = _WorkerNamespace(rank, graph_def.library, rank - rank % stages)
         nodes = joined.node
         names = {node.name for node in graph_def.node} if stages > 1 else None
         collectives.append({node.name: node for node in graph_def.node if is_collective(node.op)})
         for node in graph_def.node:
             if node.name not in collectives[-1]:
-                own.put(node, nodes.add())
-        own.put_library(graph_def.library, joined.library)
+                own.add_node(node, nodes.add())
+        own.add_library(graph_def.library, joined.library)
         for op in ops if names is None else names.intersection(ops):
-            _Writer(joined).const(ran(rank, op).removesuffix(":0"), np.bool_(True), [f"^{of_worker(rank, op)}"])
+            _Writer(joined).const(
+                name_run_marker(rank, op).removesuffix(":0"), np.bool_(True), [f"^{of_worker(rank, op)}"]
+            )
     for stage in range(stages):
         team = collectives[stage::stages]
         _check_alike("the graph", team)
         for name in team[0]:
             members = {stage + stages * replica: own[name] for replica, own in enumerate(team)}
-            _meet(joined, f"together/stage_{stage}/{name}" if stages > 1 else f"together/{name}", members)
+            _replace_collective(joined, f"together/stage_{stage}/{name}" if stages > 1 else f"together/{name}", members)
     return joined
 
 
@@ -103,14 +106,14 @@ def check_meetings(views: Sequence[GraphView], fetches: Sequence[Iterable[str]],
 
 
 def _check_alike(where: str, collectives: Sequence[Iterable[str]]) -> None:
-    found: list[set[str]] = [set(names) for names in collectives]
-    for name in sorted(found[0].union(*found) - found[0].intersection(*found)):
-        waiting = [rank for rank, names in enumerate(found) if name in names]
-        gone = [rank for rank, names in enumerate(found) if name not in names]
+    name_sets: list[set[str]] = [set(names) for names in collectives]
+    for name in sorted(name_sets[0].union(*name_sets) - name_sets[0].intersection(*name_sets)):
+        waiting = [rank for rank, names in enumerate(name_sets) if name in names]
+        gone = [rank for rank, names in enumerate(name_sets) if name not in names]
         raise MeetingError(f"{name}: workers {waiting} wait, and workers {gone} have ended {where} without it")
 
 
-class _Own:
+class _WorkerNamespace:
     """Makes the nodes and functions of a worker its own.
 
     Args:
@@ -123,7 +126,7 @@ class _Own:
         self._rank, self._first = rank, first
         self._functions = {f.signature.name: f"worker_{rank}_{f.signature.name}" for f in library.function}
 
-    def put(self, node: Any, to: Any) -> None:
+    def add_node(self, node: Any, to: Any) -> None:
         """Copies a node of the graph."""
         to.CopyFrom(node)
         to.name = of_worker(self._rank, node.name)
@@ -134,10 +137,10 @@ class _Own:
         if node.op == "ParallaxAnnounce":  # wakes a thread of Horovod's
             to.op = "NoOp"
         if node.op in (SEND, RECEIVE):
-            self._put_message(node, to)
+            self._rename_in_message(node, to)
         self._settle(to)
 
-    def _put_message(self, node: Any, to: Any) -> None:
+    def _rename_in_message(self, node: Any, to: Any) -> None:
         """Has what a stage receives be what another one sends."""
         if node.op == RECEIVE:
             sender = self._first + node.attr["peer"].i
@@ -146,7 +149,7 @@ class _Own:
         for attribute in set(to.attr) - {"T"}:
             del to.attr[attribute]
 
-    def put_library(self, library: Any, to: Any) -> None:
+    def add_library(self, library: Any, to: Any) -> None:
         """Copies all functions.
 
         Raises:
@@ -229,7 +232,7 @@ Given = Sequence[Sequence[str]]
 """By worker, what it brings to a collective."""
 
 
-def _meet(joined: Any, name: str, of_workers: Mapping[int, Any]) -> None:
+def _replace_collective(joined: Any, name: str, of_workers: Mapping[int, Any]) -> None:
     """Puts ops in place of a collective; none gives anything before all workers have come.
 
     Args:

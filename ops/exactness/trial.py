@@ -30,7 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.exactness.claims import first_false
-from ops.exactness.runs import SEED, Built, NotFinite, Ran, Watched, one_process, workers
+from ops.exactness.runs import SEED, Built, NotFinite, Ran, Watched, train_one_process, train_workers
 from ops.exactness.script import Script
 from parallax.analysis.planner import make_plan, part_routes, placements
 from parallax.analysis.propagation.propagate import walk_graph
@@ -98,7 +98,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Subject:
+class _TrialSubject:
     """A program under trial: what all its routes share."""
 
     built: Built
@@ -128,13 +128,13 @@ def try_program(
     """
     began = time.process_time()
     with _no_collections():
-        subject = _subject(source, break_on_purpose, claims, layouts)
+        subject = _prepare_subject(source, break_on_purpose, claims, layouts)
         if isinstance(subject, Outcome):
             return {routes[0]: replace(subject, seconds=time.process_time() - began)}
         outcomes: dict[str, Outcome] = {}
         tried: dict[Any, Outcome] = {}
         for route in routes:
-            outcome = _outcome(subject, route, tried)
+            outcome = _try_route(subject, route, tried)
             now = time.process_time()
             outcomes[route] = replace(outcome, seconds=now - began)
             began = now
@@ -153,18 +153,20 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _subject(source: str | Script, break_on_purpose: Any, claims: bool, layouts: bool | None) -> _Subject | Outcome:
+def _prepare_subject(
+    source: str | Script, break_on_purpose: Any, claims: bool, layouts: bool | None
+) -> _TrialSubject | Outcome:
     native_ops()
     try:
         built = Built.of(source, are_uneven=bool(layouts))
-        expected = one_process(built)
+        expected = train_one_process(built)
     except NotFinite as error:
-        return _failed("infinite", error)
+        return _make_failure("infinite", error)
     except tf.errors.InvalidArgumentError as error:  # a check of the program's own has found it
         is_infinite = any(found in str(error) for found in _FOUND_INFINITE)
-        return _failed("infinite" if is_infinite else "invalid", error)
+        return _make_failure("infinite" if is_infinite else "invalid", error)
     except Exception as error:  # whatever the program's text raises is kept as the outcome
-        return _failed("invalid", error)
+        return _make_failure("invalid", error)
     try:
         is_left_to_means = bool(layouts) and not built.script.is_open  # where a fixed batch cannot be opened
         analysed = analyse(built.graph, layouts=None if is_left_to_means else layouts)
@@ -173,8 +175,8 @@ def _subject(source: str | Script, break_on_purpose: Any, claims: bool, layouts:
     tries = claims and built.script.is_open
     seen = tuple(find_watched(analysed.captured.view, op.name) for op in built.ops) if tries else ()
     if any(seen):
-        expected = one_process(built, seen)
-    return _Subject(built, expected, analysed, seen, break_on_purpose)
+        expected = train_one_process(built, seen)
+    return _TrialSubject(built, expected, analysed, seen, break_on_purpose)
 
 
 def plan_of(analysed: AnalysedGraph, route: str, workers: int) -> Plan:
@@ -192,7 +194,7 @@ def plan_of(analysed: AnalysedGraph, route: str, workers: int) -> Plan:
     return feasible(analysed, layout, PlanConstraints(routes=routes))
 
 
-def _outcome(subject: _Subject, route: str, tried: dict[Any, Outcome]) -> Outcome:
+def _try_route(subject: _TrialSubject, route: str, tried: dict[Any, Outcome]) -> Outcome:
     script, analysed = subject.built.script, subject.analysed
     try:
         plan = plan_of(analysed, route, script.workers)
@@ -208,18 +210,18 @@ def _outcome(subject: _Subject, route: str, tried: dict[Any, Outcome]) -> Outcom
     except Exception as error:
         return _before_steps(error)
     try:
-        found = workers(subject.built, analysed, made, subject.watched)
+        by_worker = train_workers(subject.built, analysed, made, subject.watched)
     except Exception as error:
-        outcome = _failed("foreign", error)
+        outcome = _make_failure("foreign", error)
     else:
         own = {v.name for v in plan.variables if v.cls == VariableClass.LOCAL}
         dtype = subject.built.computed_in(analysed.captured.view)
-        compared = subject.expected, [ran.last for ran in found], dtype, own, subject.built.trained()
+        compared = subject.expected, [ran.last for ran in by_worker], dtype, own, subject.built.trained()
         outcome = judge(*compared)
         draws = range(_DRAWS) if outcome.kind == "wrong" else ()
         if any(judge(*compared, _noise(subject, dtype, draw)).kind == "equal" for draw in draws):
             outcome = replace(outcome, kind="unstable")
-        outcome = _with_claim(outcome, _false_claim(subject, plan, found))
+        outcome = _with_claim(outcome, _false_claim(subject, plan, by_worker))
     routes = tuple(f"{v.name}: {v.cls.value} by {v.route}" for v in plan.variables)
     notes, gathers = ((), rewrites.notes) if rewrites.layouts else (rewrites.notes, ())
     kind = "told" if outcome.kind == "wrong" and analysed.captured.means else outcome.kind
@@ -233,7 +235,7 @@ def _with_claim(outcome: Outcome, claim: str) -> Outcome:
     return replace(outcome, claim=claim)
 
 
-def _false_claim(subject: _Subject, plan: Plan, found: list[Ran]) -> str:
+def _false_claim(subject: _TrialSubject, plan: Plan, by_worker: list[Ran]) -> str:
     """The first claim that is false in some step; what comes after a wrong step is wrong for that reason."""
     if not any(subject.watched):
         return ""
@@ -241,13 +243,13 @@ def _false_claim(subject: _Subject, plan: Plan, found: list[Ran]) -> str:
     walk = walk_graph(analysed.captured, analysed.sources, part_routes(spec, plan), True, placements(spec, plan))
     tolerance = CLAIM_TOLERANCE_BY_DTYPE[subject.built.computed_in(analysed.captured.view)]
     for step, expected in enumerate(subject.expected.seen):
-        claim = first_false(walk, expected, [ran.seen[step] for ran in found], tolerance)
+        claim = first_false(walk, expected, [ran.seen[step] for ran in by_worker], tolerance)
         if claim is not None:
             return f"step {step}: {claim}"
     return ""
 
 
-def _noise(subject: _Subject, dtype: str, draw: int) -> dict[str, float]:
+def _noise(subject: _TrialSubject, dtype: str, draw: int) -> dict[str, float]:
     """By variable how far it ends from where it did when all initial values and results move by a rounding."""
     expected, step = subject.expected, np.finfo(dtype).eps
     start = {
@@ -255,15 +257,15 @@ def _noise(subject: _Subject, dtype: str, draw: int) -> dict[str, float]:
         for name, value in expected.initial.items()
     }
     try:
-        moved = one_process(subject.built, start=start, draw=draw).last
+        moved = train_one_process(subject.built, start=start, draw=draw).last
     except NotFinite:
         return dict.fromkeys(expected.last, float("inf"))
-    return {name: _gap(moved[name], last) for name, last in expected.last.items()}
+    return {name: _measure_gap(moved[name], last) for name, last in expected.last.items()}
 
 
 def judge(
     expected: Ran,
-    found: list[dict[str, Any]],
+    by_worker: list[dict[str, Any]],
     dtype: str,
     own: set[str],
     trained: frozenset[str],
@@ -273,7 +275,7 @@ def judge(
 
     Args:
         expected: of the one process.
-        found: by worker.
+        by_worker: by worker.
         dtype: in which the program computes.
         own: variables that every worker keeps for itself.
         trained: variables that have gradients.
@@ -290,7 +292,7 @@ def judge(
         change = changes[kinds[name]]
         allowed = TOLERANCE_BY_DTYPE[dtype] * change + _ROUNDING[dtype] * _size(last)
         allowed = max(allowed, _UNSTABLE * (noise or {}).get(name, 0.0))
-        gap = max(_gap(values[name], last) for values in found)
+        gap = max(_measure_gap(values[name], last) for values in by_worker)
         if not gap <= (allowed if np.issubdtype(last.dtype, np.floating) else 0):
             differing.append(f"{name} by {gap / change if change else gap:.2g} of the change {change:.2g}")
     if differing:
@@ -303,8 +305,8 @@ def _kind(name: str, trained: frozenset[str]) -> str:
     return "trained" if name in trained else re.split("[/_]", name.split(":")[0].rstrip("_0123456789"))[-1]
 
 
-def _gap(found: Any, expected: Any) -> float:
-    return _size(found.astype(np.float64) - expected) if found.shape == expected.shape else float("inf")
+def _measure_gap(received: Any, expected: Any) -> float:
+    return _size(received.astype(np.float64) - expected) if received.shape == expected.shape else float("inf")
 
 
 def _size(value: Any) -> float:
@@ -313,10 +315,10 @@ def _size(value: Any) -> float:
 
 def _before_steps(error: Exception) -> Outcome:
     """An error before the first step: the project's own is what shall come there."""
-    return _failed("refused" if isinstance(error, ParallaxError) else "foreign", error)
+    return _make_failure("refused" if isinstance(error, ParallaxError) else "foreign", error)
 
 
-def _failed(kind: str, error: Exception) -> Outcome:
+def _make_failure(kind: str, error: Exception) -> Outcome:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "/parallax/" in f.filename]
     at = f"{Path(ours[-1].filename).name}:{ours[-1].lineno} {ours[-1].name}" if ours else "in a step"

@@ -229,7 +229,7 @@ class World:
                 self.kill_daemon(rank.host)
             else:
                 self.kill_mpirun()
-        elif leave.status and not rank.state.told:
+        elif leave.status and not rank.state.is_end_requested:
             self.at(self.now_s + 1.0, self._exits, rank, leave.status)  # it lingers
         else:
             self._exits(rank, leave.status)
@@ -377,7 +377,7 @@ class World:
         came, self._inbox = ([], self._inbox) if was_held else (self._inbox, [])
         for one in came:
             if isinstance(one, str):
-                self.job = job_machine.heard(self.job, one)[0]
+                self.job = job_machine.process_line(self.job, one)[0]
             else:
                 self.take(job_machine.FrameCame(one))
         stopped = tuple(r.number for r in self.ranks if r.supervisor_stopped and r.has_supervisor and not r.host)

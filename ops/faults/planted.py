@@ -136,14 +136,16 @@ DEFECTS = (
     Defect(_RANK, "if after.unheard_s >= after.limits.unheard_s:", "if False:"),
     Defect(_RANK, "return replace(state, unheard_s=0.0), ()", "return state, ()"),
     Defect(_RANK, "unheard_s=state.unheard_s + passed_s", "unheard_s=0.0"),
-    Defect(_RANK, "told=True), (SignalWorker(signal.SIGKILL),)", "told=True), ()"),
+    Defect(_RANK, "is_end_requested=True), (SignalWorker(signal.SIGKILL),)", "is_end_requested=True), ()"),
     Defect(_RANK, "Leave(128 + signal.SIGKILL, True)", "Leave(128 + signal.SIGKILL, False)"),
     Defect(_RANK, "kill_s=now_s + GRACE_S", 'kill_s=float("inf")'),
     Defect(_RANK, "by = 0 if event.number == signal.SIGTERM else event.number", "by = 0"),
     Defect(_RANK, "by = 0 if event.number == signal.SIGTERM else event.number", "by = event.number"),
-    Defect(_RANK, "Exit(state.rank, status, state.told, state.by)", "Exit(state.rank, status, False, state.by)"),
+    Defect(
+        _RANK, "Exit(state.rank, status, state.is_end_requested, state.by)", "Exit(state.rank, status, False, state.by)"
+    ),
     Defect(_RANK, "() if state.preempted else (TellPreemption(),)", "()"),
-    Defect(_RANK, "preempted=True, unheard_s=0.0", "preempted=True, told=True"),
+    Defect(_RANK, "preempted=True, unheard_s=0.0", "preempted=True, is_end_requested=True"),
     # How long is reckoned.
     Defect(_LIMITS, "min(max(0.0, now_s - before_s), 2 * beat_s)", "max(0.0, now_s - before_s)"),
     Defect(_LIMITS, "min(max(0.0, now_s - before_s), 2 * beat_s)", "0.0"),
@@ -202,7 +204,7 @@ DEFECTS = (
     Defect(_OUT, "_EXIT_WAIT_S = 5.0", "_EXIT_WAIT_S = 500.0"),
     # Who waits in vain.
     Defect(_STALL, 'if kind == "finished":', "if False:"),
-    Defect(_STALL, "apart = len(state.failures) - len(run.failures)", "apart = 0"),
+    Defect(_STALL, "lead = len(state.failures) - len(run.failures)", "lead = 0"),
     Defect(_STALL, "if state.collectives == run.collectives:", "if True:"),
     Defect(_STALL, "max(began_s, min(self._away_s(rank) for rank, _ in absent))", "began_s"),
     Defect(_STALL, 'now_s - float(str(message["seconds"]))', "now_s"),

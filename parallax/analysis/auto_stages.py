@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from parallax.analysis.cut.op_costs import BYTES_PER_S
-from parallax.analysis.cut.plan_stages import graph_cut_of, layout_of_replicas, plan_in_stages
+from parallax.analysis.cut.plan_stages import get_graph_cut, layout_of_replicas, plan_in_stages
 from parallax.analysis.cut.stage_cut import CutRates
 from parallax.analysis.planner import MEASURE, make_plan
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.analysis.search.predict_plan import step_seconds
-from parallax.analysis.timing.step_time import given_of
+from parallax.analysis.timing.step_time import derive_step_load
 from parallax.analysis.whatif.simulate import changed_constraints, changed_model, changed_spec
 from parallax.analysis.whatif.stage_times import check_room, host_loads, predict_stages, stage_memory
 from parallax.base.errors import NotEnoughMemory, PlanError
@@ -108,12 +108,12 @@ class StagedGraph:
 
     def whole_seconds(self, batch: float = 1.0) -> float | None:
         """Seconds of a run of the whole model: measured, or by the stated rate where the links were measured."""
-        given = given_of(self.measured, self.layout)
+        given = derive_step_load(self.measured, self.layout)
         if given.has_compute:
             return batch * given.compute_s + given.session_s
         if self.measured.cluster is None or not self.examples:
             return None
-        found = graph_cut_of(self.captured, self.sources)
+        found = get_graph_cut(self.captured, self.sources)
         return sum(found.member_seconds(CutRates(examples=batch * self.examples)))
 
     def rates(self, batch: float) -> CutRates:
@@ -129,12 +129,12 @@ class StagedGraph:
     def base_bytes(self) -> int:
         """A worker's memory besides variables and activations, as measured; else 0."""
         measured = 0 if self.measured.model is None else self.measured.model.memory_bytes or 0
-        return max(0, measured - self.kept_bytes())
+        return max(0, measured - self.count_activation_bytes())
 
-    def kept_bytes(self) -> int:
+    def count_activation_bytes(self) -> int:
         """Activations that a worker with the whole model keeps for the backward pass."""
-        found = graph_cut_of(self.captured, self.sources)
-        return sum(found.kept_bytes(found.cut_at([]))) * self.examples
+        found = get_graph_cut(self.captured, self.sources)
+        return sum(found.count_activation_bytes(found.cut_at([]))) * self.examples
 
     def _bytes_note(self, plan: Plan, examples: float, batch: float) -> tuple[str, ...]:
         """The bytes of the busiest host with and without stages, where there are several hosts."""
@@ -184,7 +184,7 @@ class StagedGraph:
         """The plan without stages; None, and the reason, where it does not fit."""
         try:
             plan = self.make(self.spec, self.layout, self.constraints, self.measured)
-            more = self.base_bytes() + self.kept_bytes()
+            more = self.base_bytes() + self.count_activation_bytes()
             memory = [replace(one, model_bytes=more) for one in plan.prediction.memory if one.kind == "worker"]
             check_room(memory, self.measured, self.constraints.memory_bytes)
         except NotEnoughMemory as error:

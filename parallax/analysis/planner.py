@@ -13,9 +13,9 @@ import difflib
 import math
 from dataclasses import replace
 
-from parallax.analysis.routes.candidates import Candidate, candidates_of, on_their_servers, plan_of, planned_by_rule
-from parallax.analysis.routes.memory import Footprint, footprint, no_room, of_processes
-from parallax.analysis.routes.options import by_row
+from parallax.analysis.routes.candidates import Candidate, list_candidates, place_on_servers, plan_of, planned_by_rule
+from parallax.analysis.routes.memory import Footprint, footprint, list_process_memory, make_memory_error
+from parallax.analysis.routes.options import is_by_row
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.analysis.routes.placement import place
 from parallax.base.errors import PlanError
@@ -49,7 +49,7 @@ def make_plan(
     constraints, measured = constraints or PlanConstraints(), measured or PlanInputs()
     _check_wishes(spec, layout, constraints)
     measured.check_belongs_to(spec.model_key, len(layout.hosts))
-    candidates = candidates_of(spec, layout, constraints, measured)
+    candidates = list_candidates(spec, layout, constraints, measured)
     unknown = _unknown_times(candidates, layout, constraints, measured)
     if unknown:
         plan, shares = _by_rule(spec, layout, constraints, candidates), equal_shares(layout.num_workers)
@@ -66,7 +66,7 @@ def make_plan(
             )
     return replace(
         plan,
-        prediction=_with_memory(prediction, plan, candidates, shares, constraints, measured),
+        prediction=_add_memory(prediction, plan, candidates, shares, constraints, measured),
         profiles=measured.used,
         notes=(*plan.notes, *_sum_notes(plan, measured)),
         sums=() if measured.cluster is None else tuple(one.rules for one in measured.cluster.sums),
@@ -106,13 +106,13 @@ def _by_rule(spec: GraphSpec, layout: Layout, constraints: PlanConstraints, cand
         layout,
         constraints,
         tuple(
-            on_their_servers(c.variable, p, placed.get(p.name, ()), servers)
+            place_on_servers(c.variable, p, placed.get(p.name, ()), servers)
             for c, p in zip(candidates, variables, strict=True)
         ),
     )
 
 
-def _with_memory(
+def _add_memory(
     prediction: Prediction,
     plan: Plan,
     candidates: list[Candidate],
@@ -138,7 +138,7 @@ def _with_memory(
         for c in candidates
     ]
     model_bytes = 0 if measured.model is None else measured.model.memory_bytes or 0
-    memory = of_processes(plan.layout, shares, footprints, model_bytes)
+    memory = list_process_memory(plan.layout, shares, footprints, model_bytes)
     for host in range(len(plan.hosts)):
         limits = [limit for limit in (constraints.memory_bytes,) if limit is not None]
         if measured.cluster is not None:
@@ -149,7 +149,7 @@ def _with_memory(
         if needed > free + len(here):  # bytes were rounded
             name = f"host {host}" if measured.cluster is None else measured.cluster.hosts[host].name
             largest, its_bytes = _largest(candidates, footprints)
-            raise no_room(largest, its_bytes, needed, free, name)
+            raise make_memory_error(largest, its_bytes, needed, free, name)
     return replace(prediction, memory=memory)
 
 
@@ -168,27 +168,27 @@ def part_routes(spec: GraphSpec, plan: Plan) -> dict[str, str]:
 
     `raw` is an allgather whose rows must not be coalesced first.
     """
-    found = {}
+    route_by_part = {}
     for variable in spec.variables:
         if variable.has_slices:
             route = "raw" if variable.unmerged else plan.variable(variable.name).route
-            found.update({part.op: route for part in variable.parts})
-    return found
+            route_by_part.update({part.op: route for part in variable.parts})
+    return route_by_part
 
 
 def placements(spec: GraphSpec, plan: Plan) -> dict[str, Placement]:
     """The placements of rows in the form for propagation: variable op -> its servers, or the pattern of its workers."""
-    found = {}
+    placement_by_part = {}
     for variable in spec.variables:
         planned = plan.variable(variable.name)
         if planned.owner_pattern not in ((), Ownership.even(plan.num_replicas).pattern):
-            found.update({part.op: Placement(pattern=planned.owner_pattern) for part in variable.parts})
+            placement_by_part.update({part.op: Placement(pattern=planned.owner_pattern) for part in variable.parts})
         for part, servers in zip(variable.parts, planned.servers, strict=False):
-            found[part.op] = Placement(servers, replicated=not by_row(variable))
-    return found
+            placement_by_part[part.op] = Placement(servers, replicated=not is_by_row(variable))
+    return placement_by_part
 
 
-def terms_of(plan: Plan) -> TrainingMode:
+def get_training_mode(plan: Plan) -> TrainingMode:
     """The mode in which the workers of a plan train."""
     by_servers = plan.run_option == "PS" and bool(plan.servers)
     sums = "servers" if by_servers else "collectives"

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from parallax.analysis.auto_stages import StagedGraph
 from parallax.analysis.cut.plan_stages import check_for_stages, count_stages, cut_of_plan, examples_of_run
-from parallax.analysis.layouts.notes import check_gather_limit, notes_of_kept
+from parallax.analysis.layouts.notes import check_gather_limit, note_values_by_batch
 from parallax.analysis.measuring.live_bytes import live_bytes
 from parallax.analysis.plan_file import plan_of_file
 from parallax.analysis.plan_islands import check_for_islands, islands_of, plan_in_islands
-from parallax.analysis.planner import make_plan, part_routes, placements, terms_of
+from parallax.analysis.planner import get_training_mode, make_plan, part_routes, placements
 from parallax.analysis.propagation.classify import classify
 from parallax.analysis.propagation.propagate import propagate, walk_graph
 from parallax.analysis.propagation.walk import NoRule
@@ -29,7 +29,7 @@ from parallax.analysis.whatif.memory import (
     FixedMemory,
     HostMemory,
     gradient_bytes,
-    held_variables,
+    list_variable_memory,
     memory_plan,
     touched_rows,
 )
@@ -204,10 +204,10 @@ def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> P
         for layouts in rewrites.layouts:
             check_gather_limit(analysed.captured.view, layouts, plan.num_replicas, config.gather_limit)
     if plan.accumulate_steps > 1:
-        added = notes_of_kept(analysed.captured.view, rewrites, analysed.sources)
-        said = note_of_batches(plan.accumulate_steps)
+        added = note_values_by_batch(analysed.captured.view, rewrites, analysed.sources)
+        batches_note = note_of_batches(plan.accumulate_steps)
         cut = f"each worker's part of a step's batch is cut into {plan.accumulate_steps} micro-batches"
-        notes = [cut if note == said and rewrites.micro_batches else note for note in plan.notes]
+        notes = [cut if note == batches_note and rewrites.micro_batches else note for note in plan.notes]
         plan = replace(plan, notes=(*notes, *(note for note in added if note not in notes)))
     return _with_peer_memory(plan, analysed, config)
 
@@ -298,15 +298,15 @@ def memory_of(
     """
     spec, constraints = analysed.spec, constraints_of(config, synchronous)
     measured = read_measured(config.cluster_profile, config.model_profile)
-    held = held_variables(spec, plan, constraints, measured)
+    variables = list_variable_memory(spec, plan, constraints, measured)
     routes, placed = part_routes(spec, plan), placements(spec, plan)
-    walk = walk_graph(analysed.captured, analysed.sources, routes, placed=placed)
+    walk = walk_graph(analysed.captured, analysed.sources, routes, placements=placed)
     live = live_bytes(
-        walk, gradient_bytes(held), touched_rows(spec, constraints, measured), os.cpu_count() or 1, examples
+        walk, gradient_bytes(variables), touched_rows(spec, constraints, measured), os.cpu_count() or 1, examples
     )
     if measured.cluster is not None:
         hosts = [HostMemory(one.name, one.memory_bytes, PROFILE) for one in measured.cluster.hosts]
-    return memory_plan(plan, held, live, hosts, fixed)
+    return memory_plan(plan, variables, live, hosts, fixed)
 
 
 def feasible(
@@ -341,7 +341,7 @@ def rewrites_of(analysed: AnalysedGraph, plan: Plan, equal_randomness: bool = Fa
         part_routes(spec, plan),
         equal_randomness,
         placements(spec, plan),
-        terms_of(plan),
+        get_training_mode(plan),
     )
     cut = cut_of_plan(analysed.captured, analysed.sources, plan)
     return rewrites if cut is None else replace(rewrites, stages=(cut,))

@@ -17,7 +17,7 @@ _ALONE_FOLDER = 0o700
 _OTHERS = 0o077
 
 
-def lock_own_file(path: Path) -> int | None:
+def lock_private_file(path: Path) -> int | None:
     """Opens a file of this user for reading and writing, and locks it; never waits.
 
     Args:
@@ -32,7 +32,7 @@ def lock_own_file(path: Path) -> int | None:
     except OSError:  # a link, another user's, or gone
         return None
     with contextlib.suppress(OSError):
-        if _is_own_file(os.fstat(file)):
+        if _is_private_file(os.fstat(file)):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file), path.lstat()):
                 os.fchmod(file, _ALONE)  # an earlier version may have created it with other permissions
@@ -69,7 +69,7 @@ def make_locked_file(path: Path, text: str) -> int:
     return file
 
 
-def make_own_folder(path: Path) -> None:
+def make_private_folder(path: Path) -> None:
     """Creates a folder that only this user may read, unless it exists.
 
     Args:
@@ -82,13 +82,13 @@ def make_own_folder(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir(_ALONE_FOLDER)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
         raise PermissionError(
             f"{path} must be a folder that user {os.geteuid()} owns and nobody else may look into, and it is "
-            f"{stat.filemode(found.st_mode)} of user {found.st_uid}. Remove it."
+            f"{stat.filemode(status.st_mode)} of user {status.st_uid}. Remove it."
         )
 
 
-def _is_own_file(found: os.stat_result) -> bool:
-    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
+def _is_private_file(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid()

@@ -13,17 +13,17 @@ class _StatusLine:
     """The status line of this process."""
 
     def __init__(self) -> None:
-        self.is_wanted = self._is_there = False
+        self.is_enabled = self._is_shown = False
 
     def show(self, text: str) -> None:
-        if self.is_wanted and sys.stderr.isatty():
-            self._is_there = True
+        if self.is_enabled and sys.stderr.isatty():
+            self._is_shown = True
             sys.stderr.write(f"{_ERASE}{text} ...")
             sys.stderr.flush()
 
     def clear(self) -> None:
-        if self._is_there:
-            self._is_there = False
+        if self._is_shown:
+            self._is_shown = False
             sys.stderr.write(_ERASE)
             sys.stderr.flush()
 
@@ -32,18 +32,18 @@ _line = _StatusLine()
 
 
 @contextmanager
-def status_line(is_wanted: bool = True) -> Iterator[None]:
+def status_line(is_enabled: bool = True) -> Iterator[None]:
     """Context in which `show_status` shows a line if stderr is a terminal; the line is erased at the end.
 
     Args:
-        is_wanted: whether it shows anything.
+        is_enabled: whether it shows anything.
     """
-    before, _line.is_wanted = _line.is_wanted, is_wanted
+    before, _line.is_enabled = _line.is_enabled, is_enabled
     try:
         yield
     finally:
         _line.clear()
-        _line.is_wanted = before
+        _line.is_enabled = before
 
 
 def show_status(text: str) -> None:

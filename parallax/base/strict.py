@@ -77,8 +77,8 @@ def checked_value(raw: Mapping[str, Any], kind: type[_Value]) -> _Value:
         ValueError: names the place in the file, and the value found there.
     """
     try:
-        found = msgspec.convert(raw, kind)
-        _refuse_unknown(raw, msgspec.to_builtins(found), "$")
+        converted = msgspec.convert(raw, kind)
+        _refuse_unknown(raw, msgspec.to_builtins(converted), "$")
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
         where = f" at {shown(place.strip('`'))}" if place else ""
@@ -87,7 +87,7 @@ def checked_value(raw: Mapping[str, Any], kind: type[_Value]) -> _Value:
         ) from error
     except RecursionError as error:
         raise ValueError("its values are nested too deeply") from error
-    return found
+    return converted
 
 
 def _refuse_unknown(raw: Any, made: Any, place: str) -> None:

@@ -95,8 +95,8 @@ class Host:
     @property
     def is_this_machine(self) -> bool:
         """Whether the address is a loopback address or this machine's own name, in full or its first label."""
-        own = socket.gethostname().lower()
-        return self.is_loopback or _machine(self.address) in (own, own.split(".")[0])
+        local_name = socket.gethostname().lower()
+        return self.is_loopback or _machine(self.address) in (local_name, local_name.split(".")[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class Cluster:
         return next(host for host in self.hosts if host.num_workers)
 
     @property
-    def workers_are_alone(self) -> bool:
+    def has_single_worker_hosts(self) -> bool:
         """Whether no host has more than one worker."""
         return max(host.num_workers for host in self.hosts) == 1
 
@@ -251,7 +251,7 @@ class Cluster:
             left -= host.num_workers
         raise IndexError(f"rank must be between 0 and {self.num_workers - 1}, got {rank}")
 
-    def on(self, addresses: Collection[str]) -> Cluster:
+    def restrict_to(self, addresses: Collection[str]) -> Cluster:
         """The cluster restricted to some of its hosts."""
         return replace(self, hosts=tuple(host for host in self.hosts if host.address in addresses))
 

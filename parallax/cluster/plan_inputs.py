@@ -36,12 +36,12 @@ class PlanInputs:
     @property
     def used(self) -> tuple[ProfileUsed, ...]:
         """The profiles, as recorded in the plan."""
-        found = []
+        profiles = []
         if self.cluster is not None:
-            found.append(ProfileUsed("cluster", self.cluster_name, self.cluster.fingerprint))
+            profiles.append(ProfileUsed("cluster", self.cluster_name, self.cluster.fingerprint))
         if self.model is not None:
-            found.append(ProfileUsed("model", self.model_name, self.model.fingerprint))
-        return tuple(found)
+            profiles.append(ProfileUsed("model", self.model_name, self.model.fingerprint))
+        return tuple(profiles)
 
     def table(self, name: str) -> TableProfile | None:
         """The profile of a variable that is looked up by row; None if there is none."""

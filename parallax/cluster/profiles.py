@@ -255,15 +255,15 @@ def model_profile_from_json(text: str, name: str = "model profile") -> ModelProf
     Raises:
         PlanError: when it is no profile, or one of another version.
     """
-    found = _read(text, name, ModelProfile, "model profile", "as it was written", MODEL_PROFILE_VERSION)
-    names = [table.name for table in found.tables]
-    together = [[k for k, _ in table.joined_rows] for table in found.tables]
+    profile = _read(text, name, ModelProfile, "model profile", "as it was written", MODEL_PROFILE_VERSION)
+    names = [table.name for table in profile.tables]
+    together = [[k for k, _ in table.joined_rows] for table in profile.tables]
     if names != sorted(set(names)) or any(not of or of != sorted(set(of)) or of != together[0] for of in together):
         raise PlanError(
             f"{shown(name)}: a model profile must have its tables sorted by name, all of them seen by the same "
             f"increasing numbers of workers, got {names!r:.60} and {together!r:.60}. Measure it again."
         )
-    return found
+    return profile
 
 
 def _read(text: str, name: str, kind: type[_Profile], what: str, rule: str, version: int) -> _Profile:

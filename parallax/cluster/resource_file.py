@@ -125,7 +125,7 @@ def _host_of_line(entry: str, this_machine: Host | None) -> Host:
         raise FieldError("host", LINE_FORM, repr(entry))
     address, numbers = _without_brackets(match[1]), match[2]
     if numbers is None:
-        return _host_without_numbers(address, this_machine)
+        return _host_with_default_workers(address, this_machine)
     words = [word.strip() for word in numbers.split(",")]
     if not all(re.fullmatch("-?[0-9]{1,9}", word) for word in words):
         raise FieldError("gpus", "GPU numbers like 0,1 after the colon", repr(numbers.strip()))
@@ -137,7 +137,7 @@ def _without_brackets(address: str) -> str:
     return address[1:-1] if re.fullmatch(r"\[[^\[\]]*:[^\[\]]*\]", address) else address
 
 
-def _host_without_numbers(
+def _host_with_default_workers(
     address: str,
     this_machine: Host | None,
     servers: int | None = None,
@@ -263,7 +263,7 @@ def _host(item: _Value, this_machine: Host | None) -> Host:
     with _on_lines(item.file, item.line, _lines(fields)):
         if "gpus" in fields or "workers" in fields:
             return Host(address, workers, gpus, servers, link_bytes_per_s, memory_bytes, island)
-        return _host_without_numbers(address, this_machine, servers, link_bytes_per_s, memory_bytes, island)
+        return _host_with_default_workers(address, this_machine, servers, link_bytes_per_s, memory_bytes, island)
 
 
 def _lines(fields: Mapping[str, _Value]) -> dict[str, int]:

@@ -31,7 +31,7 @@ from parallax.entry.planned_call import (
 from parallax.plans.plan import Plan
 from parallax.plans.what_if import what_if_from
 from parallax.report.memory import memory_table
-from parallax.report.plan_table import PrintedPlan, explanation, plan_table
+from parallax.report.plan_table import PrintedPlan, explain_variable, plan_table
 from parallax.report.show import write_file
 from parallax.runtime.before_launch import check_launching
 from parallax.runtime.launcher.job import Job, servers_by_host
@@ -62,12 +62,12 @@ class JobEnded(SystemExit):
         return int(self.code or 0)
 
 
-class GraphTaken(JobEnded):
-    """Ends the script under `parallax check` or `parallax checkpoint export`; `found` is the graph for the command."""
+class GraphBuilt(JobEnded):
+    """Ends the script under `parallax check` or `parallax checkpoint export`; `graph` is the graph for the command."""
 
-    def __init__(self, found: FirstBuild | Graph) -> None:
+    def __init__(self, graph: FirstBuild | Graph) -> None:
         super().__init__(0)
-        self.found = found
+        self.graph = graph
 
 
 def parallel_run(
@@ -128,17 +128,17 @@ def perform(call: Call) -> tuple[Session, int, int, int]:
         JobEnded: in a process that is no worker.
         ParallaxError: as `parallel_run`.
     """
-    found = _BY_ROLE[call.wanted.role](call)
-    if isinstance(found, int):
-        raise JobEnded(found)
-    return found
+    result = _BY_ROLE[call.requested.role](call)
+    if isinstance(result, int):
+        raise JobEnded(result)
+    return result
 
 
-def _single(call: Call) -> int:
+def _run_single_process(call: Call) -> int:
     """Runs the one process of a verification."""
     from parallax.runtime.verify.sides import run_single
 
-    run_single(call.graph, call.wanted, call.config.lazy_updates)
+    run_single(call.graph, call.requested, call.config.lazy_updates)
     return 0
 
 
@@ -146,7 +146,7 @@ def _check_build(call: Call) -> int:
     """Runs the second build of a check."""
     from parallax.runtime.check.builds import write_build
 
-    write_build(call.graph, call.wanted)
+    write_build(call.graph, call.requested)
     return 0
 
 
@@ -161,47 +161,49 @@ def _check(call: Call) -> NoReturn:
         plan = plan_on(checked_cluster(call), analysed, call)
     except ParallaxError as error:
         refusal = str(error)
-    raise GraphTaken(FirstBuild(call.graph, analysed, plan, refusal))
+    raise GraphBuilt(FirstBuild(call.graph, analysed, plan, refusal))
 
 
-def _give_graph(call: Call) -> NoReturn:
-    raise GraphTaken(call.graph)
+def _raise_graph(call: Call) -> NoReturn:
+    raise GraphBuilt(call.graph)
 
 
 def _worker(call: Call) -> tuple[Session, int, int, int] | int:
     from parallax.runtime.open_session import SessionExtras, open_session
     from parallax.runtime.verify.sides import run_worker
 
-    graph, config, wanted = call.graph, call.config, call.wanted
-    verifying = wanted.role == Role.VERIFY_WORKER
+    graph, config, requested = call.graph, call.config, call.requested
+    verifying = requested.role == Role.VERIFY_WORKER
     extras = SessionExtras(
         equal_randomness=verifying,
-        graph_folder=Path(wanted.graph) if wanted.graph else None,
-        trace=None if verifying else trace_options(wanted.trace, wanted.trace_steps),
-        measure=None if verifying else measure_options(wanted),
-        replan=replan_options(config, wanted),
-        kept=Path(wanted.job_folder or "") if verifying else None,
-        has_values=wanted.call is not None,
+        graph_folder=Path(requested.graph) if requested.graph else None,
+        trace=None if verifying else trace_options(requested.trace, requested.trace_steps),
+        measure=None if verifying else measure_options(requested),
+        replan=replan_options(config, requested),
+        verification_folder=Path(requested.job_folder or "") if verifying else None,
+        has_values=requested.call is not None,
         decisions=call.decisions,
     )
     session, size, rank = open_session(graph, config, current_process_group().parcel, extras)
     if verifying:
-        run_worker(graph, session, size, rank, wanted, saves=current_process_group().stage == 0)
+        run_worker(graph, session, size, rank, requested, saves=current_process_group().stage == 0)
         return 0
-    if wanted.verify_first is not None:
+    if requested.verify_first is not None:
         from parallax.runtime.verify.first import VerifiedSteps
 
-        session.verify(partial(VerifiedSteps, wanted.verify_first, members=current_process_group(), wanted=wanted))
+        session.verify(
+            partial(VerifiedSteps, requested.verify_first, members=current_process_group(), requested=requested)
+        )
     return session, size, rank, REPLICAS
 
 
 def _show(call: Call) -> int:
     """Implements `parallax plan`: the table or one variable explained, and the files; 1 if memory is insufficient."""
-    wanted = call.wanted
+    requested = call.requested
     analysed, cluster, plan = plan_call(call)
-    text = explanation(plan, wanted.explain) if wanted.explain else plan_table(plan, bool(wanted.all))
-    json, fits = plan.to_json() if wanted.json else "", True
-    if wanted.memory:
+    text = explain_variable(plan, requested.explain) if requested.explain else plan_table(plan, bool(requested.all))
+    json, fits = plan.to_json() if requested.json else "", True
+    if requested.memory:
         from parallax.runtime.measure.plan_memory import planned_memory
 
         memory = planned_memory(analysed, plan, cluster, call.config, call.sync, call.config.examples or 0)
@@ -209,17 +211,17 @@ def _show(call: Call) -> int:
         fits = all(host.fits for host in memory.hosts)
     sys.stdout.write(text)
     sys.stdout.flush()
-    if wanted.json:
-        write_file(wanted.json, json, "--json")
-    if wanted.html:
+    if requested.json:
+        write_file(requested.json, json, "--json")
+    if requested.html:
         from parallax.report.html.page import plan_page
 
-        write_file(wanted.html, plan_page(plan), "--html")
-    if wanted.graph:
+        write_file(requested.html, plan_page(plan), "--html")
+    if requested.graph:
         from parallax.runtime.worker.reports import graph_files
 
         rewrites, seed = rewrites_of(analysed, plan), call.config.seed or 1
-        graph_files.write_planned(analysed.captured.view, rewrites, plan, seed, Path(wanted.graph))
+        graph_files.write_planned(analysed.captured.view, rewrites, plan, seed, Path(requested.graph))
     return 0 if fits else 1
 
 
@@ -228,7 +230,7 @@ def _profile(call: Call) -> int:
     from parallax.runtime.measure.samples import write_profile
 
     analysed, cluster = analyse_for(call.graph, call.config, call.sync), checked_cluster(call)
-    write_profile(call.graph, analysed, cluster.num_workers, call.config, with_cluster(call.wanted, call.config))
+    write_profile(call.graph, analysed, cluster.num_workers, call.config, with_cluster(call.requested, call.config))
     return 0
 
 
@@ -236,20 +238,20 @@ def _simulate(call: Call) -> int:
     """Implements `parallax simulate`: the table of sizes, and the page."""
     from parallax.report.html.simulation_page import simulation_page, simulation_text
 
-    analysed, wanted = analyse_for(call.graph, call.config, call.sync), call.wanted
-    named = wanted.resource or call.resource_info
+    analysed, requested = analyse_for(call.graph, call.config, call.sync), call.requested
+    named = requested.resource or call.resource_info
     kinds, addresses = [HostKind()], []
     if named is not None and str(named) not in ("localhost", "127.0.0.1"):
-        cluster = cluster_of(call.resource_info, call.config, wanted)
+        cluster = cluster_of(call.resource_info, call.config, requested)
         numbers = zip(cluster.hosts, servers_by_host(cluster), strict=True)
         kinds = [HostKind(host.num_workers, servers, host.link_bytes_per_s) for host, servers in numbers]
         addresses = [host.address for host in cluster.hosts]
-    what_if = what_if_from(wanted.what_if or "")
+    what_if = what_if_from(requested.what_if or "")
     simulation = simulation_of(analysed, kinds, call.config, call.sync, what_if, addresses)
     sys.stdout.write(simulation_text(simulation))
     sys.stdout.flush()
-    if wanted.html:
-        write_file(wanted.html, simulation_page(simulation), "--html")
+    if requested.html:
+        write_file(requested.html, simulation_page(simulation), "--html")
     return 0
 
 
@@ -265,7 +267,7 @@ def run_job(call: Call, launch_job: Launch | None = None) -> JobEnd:
         ParallaxError: before anything is started, as `parallel_run`.
     """
     planned = plan_call(call)
-    if call.wanted.role == Role.LAUNCH:
+    if call.requested.role == Role.LAUNCH:
         check_outputs(call, planned.cluster)
     return _launch(call, planned, launch_job or launch)
 
@@ -275,23 +277,23 @@ def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
     from parallax.runtime.verify.claim_records import check_claims
     from parallax.runtime.verify.command import check_feeds, compare_runs, prepare
     from parallax.runtime.verify.first import check_comparable
-    from parallax.runtime.verify.sides import keep_graph
+    from parallax.runtime.verify.sides import save_graph
 
-    graph, config, wanted, verifying = call.graph, call.config, call.wanted, call.wanted.role == Role.VERIFY
+    graph, config, requested, verifying = call.graph, call.config, call.requested, call.requested.role == Role.VERIFY
     analysed, cluster, plan = planned
     end_waiting_job()
     if not verifying:
-        check_restarts(config, cluster, wanted.call is not None)
-    check_launching(wanted.call is None, cluster, starts=wanted.role != Role.DRY_RUN)
-    if wanted.verify_first is not None:
+        check_restarts(config, cluster, requested.call is not None)
+    check_launching(requested.call is None, cluster, starts=requested.role != Role.DRY_RUN)
+    if requested.verify_first is not None:
         check_comparable(analysed, plan)
     if verifying:
-        check_feeds(graph, plan.num_replicas, wanted)
-        if wanted.claims:
-            check_claims(plan, wanted.joined_args, wanted.replan)
+        check_feeds(graph, plan.num_replicas, requested)
+        if requested.claims:
+            check_claims(plan, requested.joined_args, requested.replan)
     seed = show_plan(plan, config)
-    mine = of_workers(wanted, config)
-    if wanted.role == Role.DRY_RUN:
+    mine = of_workers(requested, config)
+    if requested.role == Role.DRY_RUN:
         from parallax.runtime.launcher.dry_run import dry_run_text
 
         job = job_of(graph, analysed, plan, cluster, config, mine, seed)
@@ -308,10 +310,10 @@ def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))
         job = job_of(graph, analysed, plan, cluster, config, mine, seed)
-        keep_graph(graph, folder)
-        wanted = replace(wanted, seed=seed)
-        hidden = prepare(graph, analysed, plan, folder, wanted)
-        return JobEnd(compare_runs(job, plan, folder, hidden, wanted))
+        save_graph(graph, folder)
+        requested = replace(requested, seed=seed)
+        hidden = prepare(graph, analysed, plan, folder, requested)
+        return JobEnd(compare_runs(job, plan, folder, hidden, requested))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -325,9 +327,9 @@ _BY_ROLE: dict[Role, Callable[[Call], tuple[Session, int, int, int] | int]] = {
     Role.SIMULATE: _simulate,
     Role.CHECK: _check,
     Role.CHECK_BUILD: _check_build,
-    Role.EXPORT: _give_graph,
+    Role.EXPORT: _raise_graph,
     Role.WORKER: _worker,
     Role.VERIFY_WORKER: _worker,
-    Role.VERIFY_SINGLE: _single,
+    Role.VERIFY_SINGLE: _run_single_process,
 }
 """The behaviour of this process: it returns a session, or ends with an exit status."""

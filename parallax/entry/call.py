@@ -86,16 +86,16 @@ def is_launching() -> bool:
     return role == Role.LAUNCH
 
 
-def number_of_workers(config: Config | None = None, resource_info: str | Path | None = None) -> int:
+def count_workers(config: Config | None = None, resource_info: str | Path | None = None) -> int:
     """The number of workers in a call's job."""
     call = checked_call(None, resource_info, True, config)
-    return cluster_of(call.resource_info, call.config, call.wanted).num_workers
+    return cluster_of(call.resource_info, call.config, call.requested).num_workers
 
 
-def parts_of_a_batch(config: Config | None = None, resource_info: str | Path | None = None) -> int:
+def count_batch_parts(config: Config | None = None, resource_info: str | Path | None = None) -> int:
     """The number of parts into which a call's job splits the batch of a training step: replicas times micro-batches."""
     merged = merge_settings(config or Config(), settings())
-    return max(1, number_of_workers(config, resource_info) // count_stages(merged)) * merged.accumulate_steps
+    return max(1, count_workers(config, resource_info) // count_stages(merged)) * merged.accumulate_steps
 
 
 def perform_here(
@@ -114,7 +114,7 @@ def perform_here(
         ParallaxError: as `parallel_run`.
     """
     call = checked_call(graph, resource_info, True, config)
-    perform(replace(call, wanted=replace(call.wanted, call=number)))
+    perform(replace(call, requested=replace(call.requested, call=number)))
     raise AssertionError("a process that is no worker ends here")
 
 
@@ -138,6 +138,6 @@ def worker_session(graph: Graph, config: Config, decisions: GraphDecisions) -> t
     return session, size, rank
 
 
-def attachment() -> Buffer:
+def get_attachment() -> Buffer:
     """The data that the launching process has attached to this worker's job."""
     return current_process_group().parcel.attachment

@@ -19,7 +19,7 @@ from parallax.cluster.profiles import cluster_profile_from_json
 from parallax.entry.command_line import command_parser, complete
 from parallax.plans.plan import read_plan
 from parallax.plans.what_if import WhatIf
-from parallax.report.plan_table import explanation, plan_table
+from parallax.report.plan_table import explain_variable, plan_table
 from parallax.report.show import write_file
 from parallax.runtime.check.builds import SecondBuild, second_build
 from parallax.runtime.launcher.early_server import end_early_server, start_early_server
@@ -28,7 +28,7 @@ from parallax.runtime.launcher.own_process import check_own_process, check_surro
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import, write_lines_once
 from parallax.runtime.trace.options import trace_options
 from parallax.runtime.worker.local_training import local_training_noticed
-from parallax.runtime.worker.random_state import AlikeUntilBuilt, drawn_seed
+from parallax.runtime.worker.random_state import EqualUntilBuilt, drawn_seed
 from parallax.runtime.worker.script import MODULE, error_text, mentions_keras, run_script
 from parallax.settings import checks
 from parallax.settings.config import HOST_TIMEOUT_S
@@ -75,8 +75,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     if arguments.calibrations:
         from parallax.runtime.calibrate.derive import derive
 
-        found = [cluster_profile_from_json(file_text(file), file) for file in arguments.calibrations]
-        return derive(arguments.resource, found, arguments.output, arguments.share_cores)
+        calibrations = [cluster_profile_from_json(file_text(file), file) for file in arguments.calibrations]
+        return derive(arguments.resource, calibrations, arguments.output, arguments.share_cores)
     from parallax.runtime.calibrate.command import calibrate  # SciPy takes a second to import
 
     return calibrate(arguments.resource, arguments.workers, arguments.output, arguments.quick)
@@ -107,35 +107,35 @@ def _run_script(arguments: argparse.Namespace) -> int:
     if arguments.script != MODULE and not Path(arguments.script).is_file():
         _say(f"parallax: the script must be a file, got {arguments.script!r}.")
         return EXIT_USAGE
-    wanted = _read_settings(arguments)
-    trace_options(wanted.trace, wanted.trace_steps)  # refused before the script runs
-    shown_from = framework_level() if wanted.framework_log is None else wanted.framework_log
-    wanted = replace(wanted, framework_log=shown_from)
+    requested = _read_settings(arguments)
+    trace_options(requested.trace, requested.trace_steps)  # refused before the script runs
+    shown_from = framework_level() if requested.framework_log is None else requested.framework_log
+    requested = replace(requested, framework_log=shown_from)
     set_defaults({MIN_LOG_LEVEL: str(min(shown_from, 1))})
-    if wanted.role == Role.CHECK:
-        with second_build([arguments.script, *arguments.args], wanted) as second:
-            return _run_here(arguments, wanted, shown_from, partial(_report_check, second))
-    if wanted.role == Role.EXPORT:
-        return _run_here(arguments, wanted, shown_from, partial(_write_model, arguments))
-    return _run_here(arguments, wanted, shown_from)
+    if requested.role == Role.CHECK:
+        with second_build([arguments.script, *arguments.args], requested) as second:
+            return _run_here(arguments, requested, shown_from, partial(_report_check, second))
+    if requested.role == Role.EXPORT:
+        return _run_here(arguments, requested, shown_from, partial(_write_model, arguments))
+    return _run_here(arguments, requested, shown_from)
 
 
 def _report_check(second: SecondBuild, ended: JobEnded) -> int:
     """Reports the results of a check, from the graphs of this process and of the other one."""
-    from parallax.entry.api import GraphTaken
+    from parallax.entry.api import GraphBuilt
     from parallax.runtime.check.command import report
 
-    return report(ended.found, second) if isinstance(ended, GraphTaken) else ended.status
+    return report(ended.graph, second) if isinstance(ended, GraphBuilt) else ended.status
 
 
 def _write_model(arguments: argparse.Namespace, ended: JobEnded) -> int:
     """Exports the script's graph."""
-    from parallax.entry.api import GraphTaken
+    from parallax.entry.api import GraphBuilt
     from parallax.runtime.checkpoint.commands.command import export_lines
 
-    if not isinstance(ended, GraphTaken):
+    if not isinstance(ended, GraphBuilt):
         return ended.status
-    for line in export_lines(ended.found, arguments.checkpoint, arguments.folder, arguments.inputs, arguments.outputs):
+    for line in export_lines(ended.graph, arguments.checkpoint, arguments.folder, arguments.inputs, arguments.outputs):
         print(line, flush=True)
     return 0
 
@@ -143,27 +143,27 @@ def _write_model(arguments: argparse.Namespace, ended: JobEnded) -> int:
 def _read_settings(arguments: argparse.Namespace) -> Settings:
     """Returns the command line's settings of this process."""
     role = {RUN: Role.LAUNCH, CHECKPOINT: Role.EXPORT}.get(arguments.command) or Role(arguments.command)
-    given: dict[str, Any] = {"script_seed": drawn_seed()}
+    values: dict[str, Any] = {"script_seed": drawn_seed()}
     for setting, options in options_by_setting().items():
         value = getattr(arguments, setting, None) if options else None
         if value is not None:
-            given[setting] = " ".join(value) if isinstance(value, list) else value
+            values[setting] = " ".join(value) if isinstance(value, list) else value
     if role == Role.SIMULATE:
-        given["what_if"] = _what_if(arguments).to_text()
-    return Settings(Role.DRY_RUN if getattr(arguments, "dry_run", False) else role, **given)
+        values["what_if"] = _what_if(arguments).to_text()
+    return Settings(Role.DRY_RUN if getattr(arguments, "dry_run", False) else role, **values)
 
 
 def _run_here(
     arguments: argparse.Namespace,
-    wanted: Settings,
+    requested: Settings,
     shown_from: int,
     finish: Callable[[JobEnded], int] = lambda ended: ended.status,
 ) -> int:
     """Runs the script; `finish` receives the exception that ended it at its first job, and returns the exit status."""
     words = [arguments.script, *arguments.args]
-    if wanted.role == Role.LAUNCH:
+    if requested.role == Role.LAUNCH:
         with contextlib.suppress(ParallaxError, OSError):  # the script's call raises these too
-            start_early_server(cluster_named(wanted.resource, wanted.workers), mentions_keras(words))
+            start_early_server(cluster_named(requested.resource, requested.workers), mentions_keras(words))
     with quiet_import(shown_from):
         from parallax.analysis.reading.construction import record
         from parallax.entry.api import JobEnded
@@ -172,10 +172,10 @@ def _run_here(
         record.install()
     join_deprecations(shown_from)
     write_lines_once()
-    alike = AlikeUntilBuilt(wanted.script_seed or drawn_seed())
+    equal_draws = EqualUntilBuilt(requested.script_seed or drawn_seed())
     before, path = sys.argv, sys.path[0]
     try:
-        with apply_settings(wanted), local_training_noticed(wanted.role, arguments.command, _say):
+        with apply_settings(requested), local_training_noticed(requested.role, arguments.command, _say):
             run_script(words)
     except JobEnded as ended:
         return finish(ended)
@@ -188,7 +188,7 @@ def _run_here(
         return 1
     finally:
         sys.argv, sys.path[0] = before, path
-        alike.part(0)
+        equal_draws.part(0)
         end_early_server()
     if jobs_run():
         return 0
@@ -212,7 +212,7 @@ def _what_if(arguments: argparse.Namespace) -> WhatIf:
 def _show_plan(arguments: argparse.Namespace) -> int:
     """Prints a stored plan, or one variable of it, and writes its page."""
     plan = read_plan(arguments.plan)
-    text = explanation(plan, arguments.explain) if arguments.explain else plan_table(plan, bool(arguments.all))
+    text = explain_variable(plan, arguments.explain) if arguments.explain else plan_table(plan, bool(arguments.all))
     sys.stdout.write(text)
     if arguments.html:
         from parallax.report.html.page import plan_page
@@ -225,9 +225,9 @@ def _compare_plans(arguments: argparse.Namespace) -> int:
     """Prints the differences between two stored plans."""
     from parallax.report.diff import difference_text, differences
 
-    found = differences(read_plan(arguments.first), read_plan(arguments.second))
-    sys.stdout.write(difference_text(found, (arguments.first, arguments.second)))
-    return 1 if found else 0
+    plan_differences = differences(read_plan(arguments.first), read_plan(arguments.second))
+    sys.stdout.write(difference_text(plan_differences, (arguments.first, arguments.second)))
+    return 1 if plan_differences else 0
 
 
 def _checkpoint(arguments: argparse.Namespace) -> int:

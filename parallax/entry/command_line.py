@@ -121,11 +121,11 @@ class _RunModule(argparse.Action):
 
 def _group(parser: argparse.ArgumentParser, name: str) -> argparse._MutuallyExclusiveGroup:
     """The mutually exclusive group of a command's options; created on first use."""
-    found = next((group for group in parser._mutually_exclusive_groups if group.title == name), None)
-    if found is None:
-        found = parser.add_mutually_exclusive_group()
-        found.title = name
-    return found
+    same_name = next((group for group in parser._mutually_exclusive_groups if group.title == name), None)
+    if same_name is None:
+        same_name = parser.add_mutually_exclusive_group()
+        same_name.title = name
+    return same_name
 
 
 def _of_calibrate(calibrate: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import Contact, JobEnd, launch
 from parallax.runtime.launcher.output.relay import bytes_of
 from parallax.runtime.launcher.restarts.restart_loop import RestartOptions, launch_restarting
-from parallax.runtime.launcher.restarts.spare import HeldStream, RunningJob
+from parallax.runtime.launcher.restarts.spare import BufferedStream, RunningJob
 from parallax.runtime.make_job import job_with, message_of, message_without_plan, of_workers
 from parallax.runtime.planned_job import check_restarts, standby
 from parallax.runtime.verify.first import check_comparable
@@ -48,23 +48,23 @@ class JobFailed(JobEnded, Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class JobNeeds:
+class JobRequirements:
     """A call's requirements of a job; calls with equal requirements share one job.
 
     Attributes:
         cluster: the machines.
         config: the settings, merged with those of the command line.
-        wanted: the command line's settings.
+        requested: the command line's settings.
         config_text: the settings as text, by which they are compared.
     """
 
     cluster: Cluster
     config: Config = field(compare=False)
-    wanted: Settings
+    requested: Settings
     config_text: str
 
     @staticmethod
-    def of(config: Config | None, resource_info: str | Path | None) -> JobNeeds:
+    def of(config: Config | None, resource_info: str | Path | None) -> JobRequirements:
         """The requirements of a call with these arguments of `parallel_run`.
 
         Raises:
@@ -73,10 +73,10 @@ class JobNeeds:
         call = checked_call(None, resource_info, True, config)
         cluster = checked_cluster(call)
         check_restarts(call.config, cluster, is_call=True)
-        return JobNeeds(cluster, call.config, call.wanted, repr(call.config))
+        return JobRequirements(cluster, call.config, call.requested, repr(call.config))
 
 
-class JobBeside:
+class BackgroundJob:
     """A job whose workers call a function while this process continues; their output is shown from `show` on.
 
     The function receives its graphs from this process, and finds TensorFlow imported without Keras.
@@ -95,20 +95,20 @@ class JobBeside:
 
     def __init__(
         self,
-        needs: JobNeeds,
+        requirements: JobRequirements,
         number: int,
         function: bytes,
         attachment: bytes,
-        is_restart_wanted: Callable[[], bool],
+        may_restart: Callable[[], bool],
         servers_on: Callable[[tuple[str, ...]], tuple[int, ...]] = lambda _: (),
     ) -> None:
-        check_launching(False, needs.cluster, starts=True)
-        self._mine = of_workers(replace(needs.wanted, call=number, without_keras=True), needs.config)
-        self._needs, self._sent, self._servers_on = needs, (function, attachment), servers_on
-        self._held = [HeldStream(bytes_of(stream)) for stream in (sys.stdout, sys.stderr)]
+        check_launching(False, requirements.cluster, starts=True)
+        self._mine = of_workers(replace(requirements.requested, call=number, without_keras=True), requirements.config)
+        self._requirements, self._sent, self._servers_on = requirements, (function, attachment), servers_on
+        self._held = [BufferedStream(bytes_of(stream)) for stream in (sys.stdout, sys.stderr)]
         streams = [cast(BinaryIO, stream) for stream in self._held]
-        self._is_restart_wanted = is_restart_wanted
-        self._running = RunningJob(self._launch, self._job_on(_addresses_of(needs.cluster)), streams=streams)
+        self._may_restart = may_restart
+        self._running = RunningJob(self._launch, self._job_on(_addresses_of(requirements.cluster)), streams=streams)
 
     @property
     def is_alive(self) -> bool:
@@ -126,31 +126,31 @@ class JobBeside:
 
     def _job_on(self, addresses: tuple[str, ...]) -> Job:
         """The job on some of the hosts."""
-        cluster, (function, attachment) = self._needs.cluster.on(addresses), self._sent
+        cluster, (function, attachment) = self._requirements.cluster.restrict_to(addresses), self._sent
         message = message_without_plan(cluster, self._servers_on(addresses))
         message = replace(message, function=function, attachment=attachment)
-        return job_with(message, cluster, self._needs.config, self._mine)
+        return job_with(message, cluster, self._requirements.config, self._mine)
 
     def _launch(self, job: Job, out: BinaryIO, errors: BinaryIO, contact: Contact) -> JobEnd:
         """Launches it, and restarts it after failures if configured."""
-        config = self._needs.config
-        asked = config.restart
-        if not asked.max_restarts:
+        config = self._requirements.config
+        restart = config.restart
+        if not restart.max_restarts:
             return launch(job, out, errors, contact)
 
         def launch_one(job: Job, own_out: BinaryIO | None, own_errors: BinaryIO | None, contact: Contact) -> JobEnd:
             return launch(job, own_out or out, own_errors or errors, contact)
 
         hosts = _addresses_of(job.cluster)
-        spare = None if asked.no_spare else standby(runs_script=False)
-        wanted = self._is_restart_wanted
+        spare = None if restart.no_spare else standby(runs_script=False)
+        may_restart = self._may_restart
         options = RestartOptions(
-            asked.max_restarts,
-            asked.min_hosts,
+            restart.max_restarts,
+            restart.min_hosts,
             has_checkpoints=config.ckpt_config.keeps_state,
             standby=spare,
             is_driven=True,
-            is_wanted=wanted,
+            may_restart=may_restart,
         )
         return launch_restarting(options, hosts, self._job_on, launch_one, contact.signals)
 
@@ -205,26 +205,26 @@ class CallPlans:
         self, number: int, graph: Graph, config: Config | None = None, resource_info: str | Path | None = None
     ) -> None:
         call = checked_call(graph, resource_info, True, config)
-        self._call = replace(call, wanted=replace(call.wanted, call=number))
+        self._call = replace(call, requested=replace(call.requested, call=number))
         self._analysed, self._cluster, plan = plan_call(self._call)
         check_outputs(self._call, self._cluster)
-        if self._call.wanted.verify_first is not None:
+        if self._call.requested.verify_first is not None:
             check_comparable(self._analysed, plan)
         self._seed = show_plan(plan, self._call.config)
         self._found = {_addresses_of(self._cluster): self._message(plan, self._cluster)}
 
-    def on_all(self) -> PlannedMessage:
+    def plan_on_all(self) -> PlannedMessage:
         """The plan for all hosts."""
-        return self.on(_addresses_of(self._cluster))
+        return self.plan_on(_addresses_of(self._cluster))
 
-    def on(self, addresses: tuple[str, ...]) -> PlannedMessage:
+    def plan_on(self, addresses: tuple[str, ...]) -> PlannedMessage:
         """The plan for some of the hosts.
 
         Raises:
             ParallaxError: there is none.
         """
         if addresses not in self._found:
-            cluster = self._cluster.on(addresses)
+            cluster = self._cluster.restrict_to(addresses)
             plan = plan_on(cluster, self._analysed, self._call)
             sys.stdout.write(plan_table(plan))
             sys.stdout.flush()
@@ -232,7 +232,7 @@ class CallPlans:
         return self._found[addresses]
 
     def _message(self, plan: Plan, cluster: Cluster) -> PlannedMessage:
-        mine = of_workers(self._call.wanted, self._call.config)
+        mine = of_workers(self._call.requested, self._call.config)
         message = message_of(plan, cluster, self._call.config, mine, self._seed)
         return PlannedMessage(message, GraphDecisions.of(self._analysed, plan))
 

@@ -23,7 +23,7 @@ from parallax.runtime.measure.options import measure_options
 from parallax.runtime.replan.options import check_possible, replan_options
 from parallax.runtime.trace.options import make_ready, trace_options
 from parallax.runtime.worker.random_state import drawn_seed
-from parallax.settings.config import Config, moot_settings
+from parallax.settings.config import Config, list_ineffective_settings
 from parallax.settings.environment import Role, Settings, settings
 from parallax.settings.merge import merge_settings
 from parallax.settings.modes import resolve_sync
@@ -52,7 +52,7 @@ class Call:
         resource_info: a resource file; None for workers on this machine.
         sync: whether every step uses the gradients of all workers.
         config: settings, checked again, merged with the command line's.
-        wanted: the settings of this process from the command line or the launcher.
+        requested: the settings of this process from the command line or the launcher.
         decisions: in a worker that has the graph from the launching process, that process's rewrites.
     """
 
@@ -60,19 +60,21 @@ class Call:
     resource_info: str | Path | None
     sync: bool
     config: Config
-    wanted: Settings
+    requested: Settings
     decisions: GraphDecisions | None = None
 
 
-def checked_call(graph: Graph, resource_info: str | Path | None, sync: bool | str, given: Config | None) -> Call:
+def checked_call(
+    graph: Graph, resource_info: str | Path | None, sync: bool | str, passed_config: Config | None
+) -> Call:
     """Checks the arguments of a call; the command line overrides the script's configuration."""
-    config = given if given is not None else Config()
+    config = passed_config if passed_config is not None else Config()
     if not isinstance(config, Config):
         raise ConfigError(f"parallax_config must be a parallax.Config, got {config!r}.")
-    wanted = settings()
-    config = merge_settings(replace(config), wanted)  # checked again, and later assignments have no effect
+    requested = settings()
+    config = merge_settings(replace(config), requested)  # checked again, and later assignments have no effect
     is_synchronous, config = resolve_sync(sync, config)
-    return Call(graph, resource_info, is_synchronous, config, replace(wanted, compute_dtype=config.compute_dtype))
+    return Call(graph, resource_info, is_synchronous, config, replace(requested, compute_dtype=config.compute_dtype))
 
 
 class PlannedCall(NamedTuple):
@@ -89,7 +91,7 @@ def plan_call(call: Call) -> PlannedCall:
     Raises:
         ParallaxError: graph, plan, configuration or resource file are invalid.
     """
-    for line in moot_settings(call.config):
+    for line in list_ineffective_settings(call.config):
         log.info(line)
     analysed = analyse_for(call.graph, call.config, call.sync)
     cluster = checked_cluster(call)
@@ -105,8 +107,8 @@ def plan_on(cluster: Cluster, analysed: AnalysedGraph, call: Call) -> Plan:
     plan = plan_for(analysed, layout_of(cluster), call.config, call.sync, [host.address for host in cluster.hosts])
     for kind in [name for name in _UNSUPPORTED if getattr(plan, name)]:
         options, roles = _UNSUPPORTED[kind]
-        requested = [_OPTIONS[name] for name in options if getattr(call.wanted, name) is not None]
-        requested += [f"parallax {role.value}" for role in roles if role is call.wanted.role]
+        requested = [_OPTIONS[name] for name in options if getattr(call.requested, name) is not None]
+        requested += [f"parallax {role.value}" for role in roles if role is call.requested.role]
         if requested:
             raise PlanError(f"{requested[0]} is not supported yet with {kind}. Leave it out, or the {kind}.")
     return plan
@@ -119,16 +121,16 @@ def checked_cluster(call: Call) -> Cluster:
         from parallax.runtime.checkpoint.checkpoints import check_global_step
 
         check_global_step(call.graph, config.ckpt_config)  # otherwise every worker would refuse it
-    check_possible(replan_options(config, call.wanted), config)
-    cluster = cluster_of(call.resource_info, config, call.wanted)
+    check_possible(replan_options(config, call.requested), config)
+    cluster = cluster_of(call.resource_info, config, call.requested)
     check_profile(config, cluster.num_workers)
     return replace(cluster, mpirun_options=(*cluster.mpirun_options, *config.communication_config.mpi_config.words))
 
 
 def check_outputs(call: Call, cluster: Cluster) -> None:
     """Prepares, or refuses, the files that a job writes for its launching process on this machine."""
-    trace = trace_options(call.wanted.trace, call.wanted.trace_steps)
-    measure = measure_options(call.wanted)
+    trace = trace_options(call.requested.trace, call.requested.trace_steps)
+    measure = measure_options(call.requested)
     if trace is not None and any(host.is_this_machine for host in cluster.hosts):
         make_ready(trace.folder)
     if measure is not None and measure.path is not None and cluster.hosts[0].is_this_machine:

@@ -20,7 +20,7 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import Fu
 from parallax.base.errors import ConfigError, GraphError
 from parallax.base.types import Argument, Nest, TypeSpec
 from parallax.entry import call as calls
-from parallax.functions.batches.shares import examples_of, lengths_of, rows_of, whole_parts
+from parallax.functions.batches.shares import count_rows, examples_of, find_replicated_parts, lengths_of
 from parallax.functions.loop import LoopStep, ScriptLoop, graph_of, loop_for
 from parallax.functions.remote.driven_workers import leave_gpus_to_workers
 from parallax.functions.tracing.arguments import (
@@ -28,7 +28,7 @@ from parallax.functions.tracing.arguments import (
     are_alike,
     arguments_of,
     arguments_text,
-    bound_arguments,
+    bind_arguments,
     check_signature,
     without_values,
 )
@@ -162,10 +162,10 @@ class _Variant:
         """Whether it is a function, or the object whose method it is still exists."""
         return self.owner is None or self.owner() is not None
 
-    def takes(self, given: Arguments) -> bool:
+    def takes(self, arguments: Arguments) -> bool:
         """Whether it was traced for such arguments, with equal lengths of all batches except those passed in full."""
-        parts = [one for number, one in enumerate(given.tensors) if number not in self.step.whole]
-        return are_alike(self.arguments, given) and len(lengths_of(parts)) <= 1
+        parts = [one for number, one in enumerate(arguments.tensors) if number not in self.step.whole]
+        return are_alike(self.arguments, arguments) and len(lengths_of(parts)) <= 1
 
     def is_of(self, owner: tuple[object, ...]) -> bool:
         """Whether it is a method of the given object or, if none is given, a function."""
@@ -206,8 +206,8 @@ class DistributedStep:
         self._returns, self._merges_rows = returns, merges_rows
         self._variants: list[_Variant] = []
         functools.update_wrapper(self, self.python_function, updated=())
-        found = str(name or getattr(self.python_function, "__name__", "step"))
-        self._name = found if found.isidentifier() else "step"
+        step_name = str(name or getattr(self.python_function, "__name__", "step"))
+        self._name = step_name if step_name.isidentifier() else "step"
 
     def __get__(self, instance: object, owner: type | None = None) -> DistributedStep | MethodStep:
         """The step as a method of an object; accessed through the class, the step itself."""
@@ -255,17 +255,19 @@ class DistributedStep:
         """
         if not tf.executing_eagerly():
             raise GraphError(_IN_A_FUNCTION.format(name=self._name))
-        given = self._arguments(owner, args, kwargs)
+        arguments = self._arguments(owner, args, kwargs)
         self._variants = [one for one in self._variants if one.can_be_called]
-        own = [one for one in self._variants if one.is_of(owner)]
-        variant = next((one for one in own if one.takes(given)), None)
+        variants = [one for one in self._variants if one.is_of(owner)]
+        variant = next((one for one in variants if one.takes(arguments)), None)
         if variant is None:
-            if len(own) >= _MOST_VARIANTS:
-                raise GraphError(_TOO_MANY.format(name=self._name, count=_MOST_VARIANTS, last=arguments_text(given)))
+            if len(variants) >= _MOST_VARIANTS:
+                raise GraphError(
+                    _TOO_MANY.format(name=self._name, count=_MOST_VARIANTS, last=arguments_text(arguments))
+                )
             step = self._loop().add(lambda: self._trace(owner, args, kwargs))
-            variant = _Variant(_reference(owner), without_values(given), step)
+            variant = _Variant(_reference(owner), without_values(arguments), step)
             self._variants.append(variant)
-        batch = list(given.tensors)
+        batch = list(arguments.tensors)
         results, values = self._loop().run(variant.step, batch)
         waiting = iter(values)
         return tf.nest.map_structure(lambda one: None if one is None else tf.convert_to_tensor(next(waiting)), results)
@@ -283,10 +285,10 @@ class DistributedStep:
         step = functools.partial(self.python_function, *owner) if owner else self.python_function
         with statistics_of(self._config.batch_norm):
             traced = traced_step(step, arguments, self._merges_rows, self._returns, self._tracing)
-        whole = whole_parts(arguments.tensors)
+        whole = find_replicated_parts(arguments.tensors)
         with_rows = [one for number, one in enumerate(arguments.tensors) if len(one.shape) and number not in whole]
-        full = rows_of(with_rows) if with_rows else 0
-        parts = calls.parts_of_a_batch(self._config, self._resource_info)
+        full = count_rows(with_rows) if with_rows else 0
+        parts = calls.count_batch_parts(self._config, self._resource_info)
         examples = examples_of(arguments.tensors, parts)
         rules = rules_of(traced.concrete.structured_outputs[0], self._returns)
         return LoopStep(self._name, traced.concrete, traced.variables, traced.metrics, examples, full, rules, whole)
@@ -294,8 +296,8 @@ class DistributedStep:
     def _arguments(
         self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> Arguments:
-        given, named = bound_arguments(self.python_function, (*owner, *args), kwargs)
-        return arguments_of(given[len(owner) :], named, self.input_signature)
+        positional, named = bind_arguments(self.python_function, (*owner, *args), kwargs)
+        return arguments_of(positional[len(owner) :], named, self.input_signature)
 
 
 @dataclass(frozen=True, slots=True)

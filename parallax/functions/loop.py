@@ -150,21 +150,21 @@ class ScriptLoop:
         opened = self.session()
         running, variables, made = opened.running, opened.variables, opened.steps[step]
         results, parts = made.fetches
-        wanted = [one for one in tf.nest.flatten(results) if one is not None]
+        result_tensors = [one for one in tf.nest.flatten(results) if one is not None]
         with self.guard():
             variables.flush()
-            wait = running.start(made, running.share_of(batch, step.whole), wanted, parts, opened.rules[step])
+            wait = running.start(made, running.share_of(batch, step.whole), result_tensors, parts, opened.rules[step])
             variables.outdate(are_trained=True)
-            found: list[Value] = []
+            fetched: list[Value] = []
 
             def values() -> tuple[list[Value], dict[str, Value]]:
                 both = wait()
-                found.extend(both[len(parts) :])
+                fetched.extend(both[len(parts) :])
                 return both[: len(parts)], {}
 
             variables.sums.follow(variables.numbers[step.name], values)
             variables.sums.latest.arrive()
-        return results, found
+        return results, fetched
 
     def refresh_variables(self) -> None:
         """Copies the trained values to the script's variables."""
@@ -244,25 +244,25 @@ def _graph_of(
     made: WeakKeyDictionary[LoopStep, GraphStep] = WeakKeyDictionary()
     rules: WeakKeyDictionary[LoopStep, tuple[str, ...]] = WeakKeyDictionary()
     for one in steps:
-        found = graph.add(one.name, one.concrete, True, one.examples, one.full, whole=one.whole)
-        results, rules[one] = mark_results(graph.graph, found.fetches[0], one.rules)
-        made[one] = replace(found, fetches=(results, found.fetches[1]))
+        graph_step = graph.add(one.name, one.concrete, True, one.examples, one.full, whole=one.whole)
+        results, rules[one] = mark_results(graph.graph, graph_step.fetches[0], one.rules)
+        made[one] = replace(graph_step, fetches=(results, graph_step.fetches[1]))
     return graph, made, rules
 
 
 def _merged_variables(steps: Sequence[LoopStep]) -> list[StepVariable]:
     """The variables of all steps, each with a unique name."""
-    found: dict[int, StepVariable] = {}
+    variable_by_id: dict[int, StepVariable] = {}
     names: set[str] = set()
     for one in (variable for step in steps for variable in step.variables):
-        known = found.get(id(one.variable))
+        known = variable_by_id.get(id(one.variable))
         if known is not None:
-            found[id(one.variable)] = replace(known, trainable=known.trainable or one.trainable)
+            variable_by_id[id(one.variable)] = replace(known, trainable=known.trainable or one.trainable)
             continue
         name = unique_name(one.name, names)
         names.add(name)
-        found[id(one.variable)] = replace(one, name=name)
-    return list(found.values())
+        variable_by_id[id(one.variable)] = replace(one, name=name)
+    return list(variable_by_id.values())
 
 
 _loops: dict[tuple[str, str], ScriptLoop] = {}

@@ -18,7 +18,7 @@ import tensorflow as tf
 from parallax.base.errors import SessionError
 from parallax.base.types import Argument, Handle, TensorLike, Value, Variable
 from parallax.functions.tracing.handles import HandleWatch, watch_handle
-from parallax.functions.tracing.traced_values import check_whole, handle_of, source_of
+from parallax.functions.tracing.traced_values import check_materialized, handle_of, source_of
 
 _IS_TRAINED = (
     "{name} is being trained by a `fit` that has not ended, and only one call at a time may train a variable: one of "
@@ -66,14 +66,14 @@ class Mirrors:
 
     def outdate(self, names: Iterable[str]) -> None:
         """Marks values as changed by the session."""
-        found = set(names)
-        self.stale |= found
-        self._changed |= found
+        outdated = set(names)
+        self.stale |= outdated
+        self._changed |= outdated
 
     def refresh(self, name: str) -> None:
         """Updates a variable from the session, if its value is older."""
         if name in self.stale:
-            check_whole(self._variables[name])
+            check_materialized(self._variables[name])
             self.stale.discard(name)
             self.put(name, self._fetch(name))
 
@@ -160,9 +160,9 @@ def _assign(self: Variable, value: TensorLike, *args: Argument, **kwargs: Argume
         return assign(value, *args, **kwargs)
     value = tf.convert_to_tensor(value, self.dtype)  # which may read this variable
     with mirrors.pause_watch(name):
-        found = assign(value, *args, **kwargs)
+        result = assign(value, *args, **kwargs)
     mirrors.note_written(name)
-    return found
+    return result
 
 
 @cache

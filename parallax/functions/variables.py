@@ -61,24 +61,24 @@ class TrainedVariables:
         """
         self._running, self._reset, self._guard = running, reset, guard
         self.is_released = False
-        number_of: dict[int, int] = {}
+        number_by_id: dict[int, int] = {}
         for variables in metrics.values():
             for one in variables:
-                number_of.setdefault(id(one), len(number_of))
+                number_by_id.setdefault(id(one), len(number_by_id))
         by_id = {id(one): one for variables in metrics.values() for one in variables}
-        self.sums = MetricSums([by_id[key] for key in number_of])
-        self.numbers = {step: [number_of[id(one)] for one in variables] for step, variables in metrics.items()}
-        self._number_of = {names.get(key, f"metric {number}"): number for key, number in number_of.items()}
-        name_of = dict(zip(number_of, self._number_of, strict=True))
+        self.sums = MetricSums([by_id[key] for key in number_by_id])
+        self.numbers = {step: [number_by_id[id(one)] for one in variables] for step, variables in metrics.items()}
+        self._number_by_id = {names.get(key, f"metric {number}"): number for key, number in number_by_id.items()}
+        name_of = dict(zip(number_by_id, self._number_by_id, strict=True))
         running.begin({step: [name_of[id(one)] for one in variables] for step, variables in metrics.items()})
-        taken = running.variables()
-        self._trained = [name for name in taken if name not in self._number_of]
-        summed = {name: self.sums.variables[number] for name, number in self._number_of.items()}
-        self.by_name = {**taken, **summed}
+        session_variables = running.variables()
+        self._trained = [name for name in session_variables if name not in self._number_by_id]
+        summed = {name: self.sums.variables[number] for name, number in self._number_by_id.items()}
+        self.by_name = {**session_variables, **summed}
         self.mirrors = Mirrors(self.by_name.items(), self._fetch)
         if running.resumed_step is not None:
             self.mirrors.outdate(self._trained)
-        if number_of:  # workers of an open session, and checkpoints, have parts of earlier steps
+        if number_by_id:  # workers of an open session, and checkpoints, have parts of earlier steps
             running.reset(reset)
 
     def outdate(self, are_trained: bool) -> None:
@@ -87,7 +87,7 @@ class TrainedVariables:
         Args:
             are_trained: whether it may have changed variables other than those of metrics.
         """
-        self.mirrors.outdate(self._number_of)
+        self.mirrors.outdate(self._number_by_id)
         if are_trained:
             self.mirrors.outdate(self._trained)
 
@@ -97,7 +97,7 @@ class TrainedVariables:
         if not written:
             return
         values = {name: self.mirrors.variable(name).numpy() for name in written}
-        metrics = {self._number_of[name]: values.pop(name) for name in written if name in self._number_of}
+        metrics = {self._number_by_id[name]: values.pop(name) for name in written if name in self._number_by_id}
         self._running.write(values)
         if metrics:
             self._running.reset(self._reset)
@@ -117,15 +117,15 @@ class TrainedVariables:
         self.sums.latest.arrive()
         variables = self._running.variables()
         large = find_large_variables(variables, tables)
-        found: dict[str, PortableValue] = {}
-        found.update(self._running.read([name for name in self._trained if name not in large]))
-        found.update({name: self.sums.sums[number] for name, number in self._number_of.items()})
+        value_by_name: dict[str, PortableValue] = {}
+        value_by_name.update(self._running.read([name for name in self._trained if name not in large]))
+        value_by_name.update({name: self.sums.sums[number] for name, number in self._number_by_id.items()})
         if large:
             check_folder(variables, tables)
             places = self.store(Path(tables.tables_dir or ""))
             log.info(_WRITTEN.format(prefix=places[large[0]].prefix, count=pluralize(len(large), "large variable")))
-            found.update({name: places[name] for name in large})
-        return found
+            value_by_name.update({name: places[name] for name in large})
+        return value_by_name
 
     def store(self, folder: Path, step: int | None = None) -> dict[str, InFile]:
         """Writes a checkpoint of the variables, without those of metrics.
@@ -158,7 +158,7 @@ class TrainedVariables:
 
     def refresh_sums(self) -> None:
         """Sets the script's variables of metrics to the sums over all workers."""
-        for name in self._number_of:
+        for name in self._number_by_id:
             self.mirrors.refresh(name)
 
     def release(self) -> None:
@@ -167,8 +167,8 @@ class TrainedVariables:
         self.mirrors.release()
 
     def _fetch(self, name: str) -> Value:
-        if name in self._number_of:
-            return self.sums.sums[self._number_of[name]]
+        if name in self._number_by_id:
+            return self.sums.sums[self._number_by_id[name]]
         with self._guard():
             return self._running.read([name])[name]
 

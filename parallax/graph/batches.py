@@ -159,12 +159,12 @@ def mark_sparse_feed(places: Operation, values: Operation, shape: Operation) -> 
 @once_per_view
 def sparse_feeds(view: GraphView) -> dict[str, SparseFeed]:
     """Placeholder -> the fed sparse tensor of which it is a part."""
-    found: dict[str, dict[str, str]] = {}
+    tensor_by_role: dict[str, dict[str, str]] = {}
     for name, node in view.nodes.items():
         if _SPARSE in node.attr:
             role, key = _mark(node, _SPARSE).split(" ", 1)
-            found.setdefault(key, {})[role] = name
-    feeds = [SparseFeed(**roles) for roles in found.values() if len(roles) == len(_SPARSE_ROLES)]
+            tensor_by_role.setdefault(key, {})[role] = name
+    feeds = [SparseFeed(**roles) for roles in tensor_by_role.values() if len(roles) == len(_SPARSE_ROLES)]
     return {node: feed for feed in feeds for node in (feed.places, feed.values, feed.shape)}
 
 
@@ -189,7 +189,7 @@ def mark_reported(identity: Tensor, kind: str) -> None:
     _set(identity.op, _REPORTED, kind)
 
 
-def mark_part(variable: Variable) -> None:
+def mark_partial_sum(variable: Variable) -> None:
     """Marks a variable as partial: its value is the sum of all workers' parts, as for a metric's count.
 
     Args:
@@ -198,7 +198,7 @@ def mark_part(variable: Variable) -> None:
     _set(variable.handle.op, _PART, "sum")
 
 
-def is_part(node: NodeDef) -> bool:
+def is_partial_sum(node: NodeDef) -> bool:
     """Whether a node is a variable of which each worker has a part."""
     return bool(_mark(node, _PART))
 
@@ -242,33 +242,33 @@ def first_batches(view: GraphView) -> dict[str, str]:
     """Step -> the batch that defines the step's batch length: one with an entry for each example, if there is one."""
     marked = [node for node in marked_nodes(view) if batch_of(view.nodes[node])]
     has_more = {n: bool(are_elements(view.nodes[n]) or _mark(view.nodes[n], _ROW_ENDS)) for n in marked}
-    found: dict[str, str] = {}
+    first_by_step: dict[str, str] = {}
     sparse = sparse_feeds(view)
     for node in sorted(marked, key=lambda one: (one in sparse, are_elements(view.nodes[one]), has_more[one])):
-        found.setdefault(batch_of(view.nodes[node]), batch_tensors(view, node)[0])
-    return found
+        first_by_step.setdefault(batch_of(view.nodes[node]), batch_tensors(view, node)[0])
+    return first_by_step
 
 
 @once_per_view
 def batch_by_node(view: GraphView) -> dict[str, str]:
     """Node -> the placeholder whose length is that of the batch from which the node's results are computed."""
     first = first_batches(view)
-    found = {node: first[step] for node in marked_nodes(view) if (step := batch_of(view.nodes[node]))}
-    if not found:
-        return found
+    batches = {node: first[step] for node in marked_nodes(view) if (step := batch_of(view.nodes[node]))}
+    if not batches:
+        return batches
     known = 0
-    while len(found) > known:
-        known = len(found)
+    while len(batches) > known:
+        known = len(batches)
         for node in view.topological_order():
-            if node in found:
+            if node in batches:
                 continue
             for tensor in view.inputs(node):
-                if (before := split_tensor(tensor)[0]) in found:
-                    found[node] = found[before]
+                if (before := split_tensor(tensor)[0]) in batches:
+                    batches[node] = batches[before]
                     break
         if not has_loops(view):  # an iteration reads the results of the preceding one
             break
-    return found
+    return batches
 
 
 def has_loops(view: GraphView) -> bool:
@@ -292,7 +292,7 @@ def length_by_step(view: GraphView) -> dict[str, str]:
     return {step: node for node in marked_nodes(view) if (step := _mark(view.nodes[node], _LENGTH))}
 
 
-def reported_as(node: NodeDef) -> str:
+def find_report_kind(node: NodeDef) -> str:
     """The kind in which a node reports: VALUE, ADDED, ROWS, WHOLE, SAME, or empty."""
     return _mark(node, _REPORTED)
 

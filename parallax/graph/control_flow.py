@@ -49,11 +49,15 @@ def branches_of(view: GraphView) -> dict[str, Branches]:
     """For every node the branches and loops that contain it."""
     if not view.has_op((*SWITCHES, *_ENTERS)):
         return dict.fromkeys(view.nodes, ())
-    found: dict[str, Branches] = {}
+    branches_by_node: dict[str, Branches] = {}
     for node in view.topological_order():
         op = view.op(node)
-        inputs = [_at(view, found, tensor) for tensor in view.inputs(node) if split_tensor(tensor)[0] in found]
-        inputs += [found[name] for name in view.controls(node) if name in found]
+        inputs = [
+            _at(view, branches_by_node, tensor)
+            for tensor in view.inputs(node)
+            if split_tensor(tensor)[0] in branches_by_node
+        ]
+        inputs += [branches_by_node[name] for name in view.controls(node) if name in branches_by_node]
         deepest = max(inputs, key=len, default=())
         if op in _ENTERS:
             deepest = (*deepest, Branch(view.nodes[node].attr["frame_name"].s.decode(), _LOOP))
@@ -62,8 +66,8 @@ def branches_of(view: GraphView) -> dict[str, Branches]:
             deepest = deepest[: loops[-1]] if loops else deepest
         elif op in MERGES and not is_loop_merge(view, node):
             deepest = _common(inputs)
-        found[node] = deepest
-    return found
+        branches_by_node[node] = deepest
+    return branches_by_node
 
 
 def branches_at(view: GraphView, tensor: str) -> Branches:
@@ -84,15 +88,15 @@ def predicate_of(view: GraphView, switch: str) -> str:
     return tensor
 
 
-def _at(view: GraphView, found: dict[str, Branches], tensor: str) -> Branches:
+def _at(view: GraphView, branches_by_node: dict[str, Branches], tensor: str) -> Branches:
     """The branches in which a tensor exists: those of its node, and one more behind a Switch."""
     node, number = split_tensor(tensor)
     if view.op(node) not in SWITCHES:
-        return found[node]
+        return branches_by_node[node]
     predicate = predicate_of(view, node)
     if view.op(split_tensor(predicate)[0]) == "LoopCond":
-        return found[node]
-    return (*found[node], Branch(predicate, number))
+        return branches_by_node[node]
+    return (*branches_by_node[node], Branch(predicate, number))
 
 
 def _common(inputs: list[Branches]) -> Branches:
@@ -134,8 +138,8 @@ def units_of(view: GraphView, order: Sequence[str]) -> tuple[Unit, ...]:
         view: the graph.
         order: the nodes, in topological order.
     """
-    found = branches_of(view)
-    loops = {node: tuple(branch.predicate for branch in found[node] if branch.is_loop) for node in order}
+    branches_by_node = branches_of(view)
+    loops = {node: tuple(branch.predicate for branch in branches_by_node[node] if branch.is_loop) for node in order}
     return _group(view, order, loops, 0)
 
 
@@ -175,9 +179,9 @@ def _group(view: GraphView, order: Sequence[str], loops: Mapping[str, tuple[str,
 def _frame(
     view: GraphView, name: str, nodes: Sequence[str], loops: Mapping[str, tuple[str, ...]], depth: int
 ) -> LoopFrame:
-    own = [node for node in nodes if len(loops[node]) == depth + 1]
-    enters = tuple(node for node in own if view.op(node) in _ENTERS)
-    heads = tuple(node for node in own if view.op(node) in MERGES and is_loop_merge(view, node))
+    frame_nodes = [node for node in nodes if len(loops[node]) == depth + 1]
+    enters = tuple(node for node in frame_nodes if view.op(node) in _ENTERS)
+    heads = tuple(node for node in frame_nodes if view.op(node) in MERGES and is_loop_merge(view, node))
     begun = {*enters, *heads}
     units = _group(view, [node for node in nodes if node not in begun], loops, depth + 1)
     return LoopFrame(name, enters, heads, units, frozenset(nodes))

@@ -21,15 +21,15 @@ def find_grown_rows(view: GraphView, pairs: Iterable[tuple[str, str]]) -> Mappin
         The loop variables of the rows and of their numbers -> (rows, numbers) that an iteration appends to them. Both
         may be accumulated by an inner loop, which has its own entry.
     """
-    found: dict[str, tuple[str, str]] = {}
+    grown: dict[str, tuple[str, str]] = {}
     waiting = list(pairs)
     while waiting:
         added = [_find_added(view, tensor) for tensor in waiting.pop()]
         if added[0] is not None and added[1] is not None:
             pair = added[0][1], added[1][1]
-            found |= {added[0][0]: pair, added[1][0]: pair}
+            grown |= {added[0][0]: pair, added[1][0]: pair}
             waiting.append(pair)
-    return found
+    return grown
 
 
 def _find_added(view: GraphView, tensor: str) -> tuple[str, str] | None:
@@ -40,9 +40,9 @@ def _find_added(view: GraphView, tensor: str) -> tuple[str, str] | None:
     turns = [node for node in map(_only_node, view.inputs(head)) if view.op(node) in NEXT_ITERATIONS]
     if view.op(head) not in MERGES or len(turns) != 1:
         return None
-    joined = _node(view, view.inputs(turns[0])[0])
-    inputs = view.inputs(joined)
-    is_behind = view.op(joined) == "ConcatV2" and len(inputs) == 3 and view.source(inputs[0]) == f"{switch}:1"
+    merge = _node(view, view.inputs(turns[0])[0])
+    inputs = view.inputs(merge)
+    is_behind = view.op(merge) == "ConcatV2" and len(inputs) == 3 and view.source(inputs[0]) == f"{switch}:1"
     return (f"{head}:0", inputs[1]) if is_behind and not view.constant(inputs[2]) else None
 
 

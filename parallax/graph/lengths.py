@@ -52,7 +52,7 @@ class Length:
         if len(other.terms) != 1:
             return None
         symbols, factor = other.terms[0]
-        found = []
+        quotient = []
         for product, coefficient in self.terms:
             left = list(product)
             for symbol in symbols:
@@ -61,8 +61,8 @@ class Length:
                 left.remove(symbol)
             if coefficient % factor:
                 return None
-            found.append((tuple(left), coefficient // factor))
-        return _collect(found)
+            quotient.append((tuple(left), coefficient // factor))
+        return _collect(quotient)
 
     def has_symbol_of(self, prefix: str) -> bool:
         """Whether a symbol begins with a prefix."""
@@ -95,7 +95,7 @@ def broadcast(one: Length, other: Length) -> Length | None:
 
 
 def _collect(terms: Iterable[tuple[tuple[str, ...], int]]) -> Length:
-    found: dict[tuple[str, ...], int] = {}
+    factor_by_symbols: dict[tuple[str, ...], int] = {}
     for symbols, factor in terms:
-        found[symbols] = found.get(symbols, 0) + factor
-    return Length(tuple(sorted((symbols, n) for symbols, n in found.items() if n)))
+        factor_by_symbols[symbols] = factor_by_symbols.get(symbols, 0) + factor
+    return Length(tuple(sorted((symbols, n) for symbols, n in factor_by_symbols.items() if n)))

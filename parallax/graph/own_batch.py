@@ -18,28 +18,28 @@ from parallax.base.types import NodeDef, Tensor
 _OWN, _STATISTICS, _NORMALIZES_OWN = "_parallax_own", "_parallax_statistics", "_parallax_normalizes_own"
 
 
-def own_sum(x: Tensor, axes: Sequence[int]) -> Tensor:
+def sum_locally(x: Tensor, axes: Sequence[int]) -> Tensor:
     """The per-worker sum over some axes, including that of the examples, in the shape of `x`."""
-    return _over_own(tf.reduce_sum, x, tuple(axes))
+    return _reduce_locally(tf.reduce_sum, x, tuple(axes))
 
 
-def own_mean(x: Tensor, axes: Sequence[int]) -> Tensor:
+def average_locally(x: Tensor, axes: Sequence[int]) -> Tensor:
     """The per-worker mean over some axes, including that of the examples, in the shape of `x`."""
-    return _over_own(tf.reduce_mean, x, tuple(axes))
+    return _reduce_locally(tf.reduce_mean, x, tuple(axes))
 
 
-def _over_own(reduce: Callable[..., Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
+def _reduce_locally(reduce: Callable[..., Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def reduce_own(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         with _mark(_OWN):
-            found = tf.broadcast_to(reduce(x, axes, keepdims=True), tf.raw_ops.Shape(input=x))
-        found.set_shape(x.shape)
-        return found, lambda gradient: _over_own(reduce, gradient, axes)
+            reduced = tf.broadcast_to(reduce(x, axes, keepdims=True), tf.raw_ops.Shape(input=x))
+        reduced.set_shape(x.shape)
+        return reduced, lambda gradient: _reduce_locally(reduce, gradient, axes)
 
     return reduce_own(x)
 
 
-def is_of_own_batch(node: NodeDef) -> bool:
+def is_local_reduction(node: NodeDef) -> bool:
     """Whether a node computes a sum or mean over the per-worker batch."""
     return _OWN in node.attr
 
@@ -57,13 +57,13 @@ def is_statistic(node: NodeDef) -> bool:
 
 
 @contextmanager
-def own_normalizations() -> Iterator[None]:
+def normalizing_locally() -> Iterator[None]:
     """A context in which fused normalizations use per-worker statistics; other ops are not affected."""
     with _mark(_NORMALIZES_OWN):
         yield
 
 
-def is_normalized_apart(node: NodeDef) -> bool:
+def is_normalized_locally(node: NodeDef) -> bool:
     """Whether a fused normalization uses statistics of the per-worker batch."""
     return _NORMALIZES_OWN in node.attr
 

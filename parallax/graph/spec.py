@@ -236,9 +236,9 @@ def spec_from_json(text: str) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
     """
     raw = read_json(text, GraphError, "the job's message", "a graph's spec")
     try:
-        found = checked_value(raw, _SpecAndSources)
+        checked = checked_value(raw, _SpecAndSources)
     except ValueError as error:
         raise GraphError(f"A graph's spec must be as the launcher wrote it, and {error}.") from error
-    if json.loads(spec_to_json(found.spec, found.sources)) != raw:
+    if json.loads(spec_to_json(checked.spec, checked.sources)) != raw:
         raise GraphError("A graph's spec must have every field, as the launcher wrote it, and some are missing.")
-    return found.spec, found.sources
+    return checked.spec, checked.sources

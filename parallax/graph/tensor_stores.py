@@ -26,8 +26,8 @@ def _follow(view: GraphView, handle: str, pushed: Mapping[str, str]) -> str:
         op, inputs = view.op(node), view.inputs(node)
         if op in _PASSES:
             node = split_tensor(inputs[0])[0]
-        elif op == "StackPopV2" and (taken := pushed.get(_follow(view, inputs[0], pushed))) is not None:
-            node = split_tensor(taken)[0]
+        elif op == "StackPopV2" and (item := pushed.get(_follow(view, inputs[0], pushed))) is not None:
+            node = split_tensor(item)[0]
         elif op in _GRADIENTS:
             return f"{_follow(view, inputs[0], pushed)} {view.nodes[node].attr['source'].s.decode()}"
         else:
@@ -38,9 +38,9 @@ def _follow(view: GraphView, handle: str, pushed: Mapping[str, str]) -> str:
 def _find_pushed(view: GraphView) -> dict[str, str]:
     """Stack -> the tensor that is pushed onto it."""
     pushes = [view.inputs(node) for node in view.nodes if view.op(node) == "StackPushV2"]
-    found: dict[str, str] = {}
+    pushed: dict[str, str] = {}
     while True:  # the handle that a push reads may come from another stack
-        more = {_follow(view, inputs[0], found): inputs[1] for inputs in pushes}
-        if more.keys() == found.keys():
-            return found
-        found = more
+        more = {_follow(view, inputs[0], pushed): inputs[1] for inputs in pushes}
+        if more.keys() == pushed.keys():
+            return pushed
+        pushed = more

@@ -62,11 +62,11 @@ class GraphView:
         self._order: list[str] = []
         for name, node in self.nodes.items():
             self._ops[name] = node.op
-            taken, controls = node.input[:], ()
-            if taken and taken[-1][0] == "^":
-                controls = tuple([one[1:] for one in taken if one[0] == "^"])
-                taken = [one for one in taken if one[0] != "^"]
-            self._inputs[name] = tuple([one if ":" in one else one + ":0" for one in taken])
+            inputs, controls = node.input[:], ()
+            if inputs and inputs[-1][0] == "^":
+                controls = tuple([one[1:] for one in inputs if one[0] == "^"])
+                inputs = [one for one in inputs if one[0] != "^"]
+            self._inputs[name] = tuple([one if ":" in one else one + ":0" for one in inputs])
             self._controls[name] = controls
         self._inputs |= instead or {}
 
@@ -75,23 +75,23 @@ class GraphView:
 
     @cached_property
     def _consumers(self) -> dict[str, list[Edge]]:
-        found: dict[str, list[Edge]] = {}
-        for name, taken in self._inputs.items():
-            for slot, tensor in enumerate(taken):
+        edges_by_tensor: dict[str, list[Edge]] = {}
+        for name, inputs in self._inputs.items():
+            for slot, tensor in enumerate(inputs):
                 edge = Edge(name, slot)
-                if tensor in found:
-                    found[tensor].append(edge)
+                if tensor in edges_by_tensor:
+                    edges_by_tensor[tensor].append(edge)
                 else:
-                    found[tensor] = [edge]
-        return found
+                    edges_by_tensor[tensor] = [edge]
+        return edges_by_tensor
 
     @cached_property
     def _control_consumers(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        nodes_by_control: dict[str, list[str]] = {}
         for name, controls in self._controls.items():
             for control in controls:
-                found.setdefault(control, []).append(name)
-        return found
+                nodes_by_control.setdefault(control, []).append(name)
+        return nodes_by_control
 
     @cached_property
     def _position(self) -> dict[str, int]:
@@ -101,19 +101,19 @@ class GraphView:
     def _before(self) -> dict[str, list[str]]:
         controls = self._controls
         return {
-            node: [*[split_tensor(tensor)[0] for tensor in taken], *controls[node]]
-            for node, taken in self._inputs.items()
+            node: [*[split_tensor(tensor)[0] for tensor in inputs], *controls[node]]
+            for node, inputs in self._inputs.items()
         }
 
     @cached_property
     def _by_op(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        nodes_by_op: dict[str, list[str]] = {}
         for name, op in self._ops.items():
-            if op in found:
-                found[op].append(name)
+            if op in nodes_by_op:
+                nodes_by_op[op].append(name)
             else:
-                found[op] = [name]
-        return found
+                nodes_by_op[op] = [name]
+        return nodes_by_op
 
     def op(self, node: str) -> str:
         """The op type of a node."""
@@ -125,18 +125,18 @@ class GraphView:
 
     def nodes_of(self, ops: Iterable[str]) -> list[str]:
         """The nodes of these op types, in the order of the graph."""
-        found = [self._by_op[op] for op in ops if op in self._by_op]
-        if len(found) == 1:
-            return [*found[0]]
-        return sorted((node for nodes in found for node in nodes), key=self._position.__getitem__)
+        nodes_by_op = [self._by_op[op] for op in ops if op in self._by_op]
+        if len(nodes_by_op) == 1:
+            return [*nodes_by_op[0]]
+        return sorted((node for nodes in nodes_by_op for node in nodes), key=self._position.__getitem__)
 
     def flag(self, node: str, attribute: str) -> bool:
         """Whether a node has an attribute that is true, or a number other than 0.
 
         Looking up a missing attribute by name in the node itself would add it to the node.
         """
-        found = self.nodes[node].attr
-        return attribute in found and bool(found[attribute].b or found[attribute].i)
+        attributes = self.nodes[node].attr
+        return attribute in attributes and bool(attributes[attribute].b or attributes[attribute].i)
 
     def inputs(self, node: str) -> tuple[str, ...]:
         """The input tensors of a node, in order."""
@@ -156,10 +156,10 @@ class GraphView:
 
     def takers(self, tensor: str) -> list[Edge]:
         """The edges that read a tensor directly or through copies, as of the results of a call (lowering/inline.py)."""
-        found = []
+        edges = []
         for edge in self.consumers(tensor):
-            found += [edge, *(self.takers(f"{edge.node}:0") if self.op(edge.node) == "Identity" else ())]
-        return found
+            edges += [edge, *(self.takers(f"{edge.node}:0") if self.op(edge.node) == "Identity" else ())]
+        return edges
 
     def source(self, tensor: str) -> str:
         """The tensor behind copies."""
@@ -246,16 +246,16 @@ class GraphView:
 
     def ancestors(self, nodes: Iterable[str], fed: frozenset[str] = frozenset()) -> set[str]:
         """The nodes and all their ancestors, through tensors and control inputs; fed tensors have none."""
-        found = set(nodes)
-        waiting = list(found)
+        ancestors = set(nodes)
+        waiting = list(ancestors)
         before = self._before
         while waiting:
             node = waiting.pop()
             for needed in self._find_needed(node, fed) if fed else before[node]:
-                if needed not in found:
-                    found.add(needed)
+                if needed not in ancestors:
+                    ancestors.add(needed)
                     waiting.append(needed)
-        return found
+        return ancestors
 
     def _find_needed(self, node: str, fed: frozenset[str]) -> list[str]:
         """The nodes on which a node depends where some tensors are fed."""
@@ -263,14 +263,14 @@ class GraphView:
 
     def computed_of(self, nodes: Iterable[str]) -> set[str]:
         """The nodes and all ancestors through tensors; nodes connected by control inputs alone are excluded."""
-        found = set(nodes)
-        waiting = list(found)
+        computed = set(nodes)
+        waiting = list(computed)
         while waiting:
             for tensor in self._inputs[waiting.pop()]:
-                if (needed := split_tensor(tensor)[0]) not in found:
-                    found.add(needed)
+                if (needed := split_tensor(tensor)[0]) not in computed:
+                    computed.add(needed)
                     waiting.append(needed)
-        return found
+        return computed
 
     def descendants(self, nodes: Iterable[str], stops: Set[str] = frozenset(), waits: bool = False) -> set[str]:
         """The nodes and all nodes computed from their outputs, except `stops`.
@@ -280,28 +280,28 @@ class GraphView:
             stops: the nodes where the search stops.
             waits: whether nodes connected by control inputs alone count, too.
         """
-        found, takers = set(nodes) - stops, _takers_by_node(self)
-        waiting = list(found)
+        descendants, takers = set(nodes) - stops, _takers_by_node(self)
+        waiting = list(descendants)
         while waiting:
             node = waiting.pop()
             users = takers.get(node, ())
             for user in [*users, *self._control_consumers.get(node, ())] if waits else users:
-                if user not in found and user not in stops:
-                    found.add(user)
+                if user not in descendants and user not in stops:
+                    descendants.add(user)
                     waiting.append(user)
-        return found
+        return descendants
 
     def reach(self, nodes: Iterable[str], within: Set[str]) -> set[str]:
         """The given nodes, and those of `within` that are computed from them, without the back edges of loops."""
-        found, takers = set(nodes), _takers_by_node(self)
-        waiting = list(found)
+        reached, takers = set(nodes), _takers_by_node(self)
+        waiting = list(reached)
         while waiting:
             for taker in takers.get(waiting.pop(), ()):
-                if taker not in found and taker in within:
-                    found.add(taker)
+                if taker not in reached and taker in within:
+                    reached.add(taker)
                     if self._ops[taker] not in NEXT_ITERATIONS:
                         waiting.append(taker)
-        return found
+        return reached
 
     def topological_order(self) -> list[str]:
         """Every node after all its predecessors; ties in the order of the graph.
@@ -360,15 +360,15 @@ def once_per_view(function: Callable[[GraphView], _Found]) -> Callable[[GraphVie
 @once_per_view
 def _takers_by_node(view: GraphView) -> dict[str, list[str]]:
     """Node -> the nodes that read its outputs or wait for it; also where the shapes of outputs are unknown."""
-    found: dict[str, list[str]] = {}
+    takers_by_node: dict[str, list[str]] = {}
     for node in view.nodes:
         for tensor in view.inputs(node):
             needed = split_tensor(tensor)[0]
-            if needed in found:
-                found[needed].append(node)
+            if needed in takers_by_node:
+                takers_by_node[needed].append(node)
             else:
-                found[needed] = [node]
-    return found
+                takers_by_node[needed] = [node]
+    return takers_by_node
 
 
 def tensor_name(name: str) -> str:

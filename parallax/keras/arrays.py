@@ -18,7 +18,7 @@ from parallax.keras.libraries import library_of
 _NUMERIC = "biuf"
 
 
-def number_input(
+def index_input(
     model: KerasModel, arguments: dict[str, Argument], spec: Nest, which: str = "train"
 ) -> NumberedArrays | None:
     """Replaces arrays that are passed to a call with row numbers; returns None where they are not plain arrays.
@@ -32,24 +32,24 @@ def number_input(
     y, weights = arguments.get("y"), arguments.get("sample_weight")
     if arguments.get("class_weight") is not None and isinstance(y, np.ndarray):
         weights = np.asarray(library_of(model).weights_of_classes(y, arguments["class_weight"]))
-    found = _arrays((arguments.get("x"), y, weights), spec)
-    if found is None:
+    shared = _arrays((arguments.get("x"), y, weights), spec)
+    if shared is None:
         return None
     arguments.update({name: None for name in ("y", "sample_weight", "class_weight") if name in arguments})
-    arguments["x"] = _numbers(which, found)
-    return NumberedArrays(found)
+    arguments["x"] = _numbers(which, shared)
+    return NumberedArrays(shared)
 
 
-def number_validation(model: KerasModel, arguments: dict[str, Argument], spec: Nest) -> NumberedArrays | None:
+def index_validation(model: KerasModel, arguments: dict[str, Argument], spec: Nest) -> NumberedArrays | None:
     """The same for the validation data of `fit`."""
-    found = _arrays(library_of(model).unpacked(arguments["validation_data"]), spec)
-    if found is None:
+    shared = _arrays(library_of(model).unpacked(arguments["validation_data"]), spec)
+    if shared is None:
         return None
-    arguments["validation_data"] = (_numbers("test", found),)
-    return NumberedArrays(found)
+    arguments["validation_data"] = (_numbers("test", shared),)
+    return NumberedArrays(shared)
 
 
-def numbers_of(batch: Nest, which: str) -> Array | None:
+def find_row_numbers(batch: Nest, which: str) -> Array | None:
     """The row numbers, [n], in a batch of Keras's; None for any other batch.
 
     Args:
@@ -66,17 +66,17 @@ def _numbers(which: str, shared: SharedArrays) -> dict[str, Array]:
 
 def _arrays(data: tuple[Nest, Nest, Nest], spec: Nest) -> SharedArrays | None:
     """Copies of the arrays, in the types of a batch; later changes of the script's own do not affect batches."""
-    parts, wanted = parts_of(data), [one for one in tf.nest.flatten(spec) if one is not None]
-    if len(parts) != len(wanted) or not all(map(_is_plain, parts, wanted)):
+    parts, specs = parts_of(data), [one for one in tf.nest.flatten(spec) if one is not None]
+    if len(parts) != len(specs) or not all(map(_is_plain, parts, specs)):
         return None
     if len({len(part) for part in parts}) != 1 or not len(parts[0]):
         return None
-    return SharedArrays.copy_of(parts, [one.dtype.as_numpy_dtype for one in wanted])
+    return SharedArrays.copy_of(parts, [one.dtype.as_numpy_dtype for one in specs])
 
 
-def _is_plain(part: TensorLike, wanted: TypeSpec) -> bool:
-    if type(part) is not np.ndarray or not isinstance(wanted, tf.TensorSpec) or part.dtype.kind not in _NUMERIC:
+def _is_plain(part: TensorLike, spec: TypeSpec) -> bool:
+    if type(part) is not np.ndarray or not isinstance(spec, tf.TensorSpec) or part.dtype.kind not in _NUMERIC:
         return False
-    given, has = tf.as_dtype(part.dtype), wanted.dtype
-    is_same_kind = given == has or (given.is_floating and has.is_floating)
-    return is_same_kind and part.ndim > 0 and wanted.shape[1:].is_compatible_with(part.shape[1:])
+    dtype, has = tf.as_dtype(part.dtype), spec.dtype
+    is_same_kind = dtype == has or (dtype.is_floating and has.is_floating)
+    return is_same_kind and part.ndim > 0 and spec.shape[1:].is_compatible_with(part.shape[1:])

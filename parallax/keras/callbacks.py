@@ -33,7 +33,7 @@ def callback_list_for(model: KerasModel, within: Callable[..., AbstractContextMa
         self._async_train = self._async_test = self._async_predict = False
         between = [name for name in _HOOKS if "batch" in name]
         self._parallax_told = {
-            name: [one for one in self.callbacks if _has_own(one, name, known)]
+            name: [one for one in self.callbacks if _overrides_hook(one, name, known)]
             for name in between
             if not _is_loud(self.callbacks, name, known)
         }
@@ -45,15 +45,17 @@ def callback_list_for(model: KerasModel, within: Callable[..., AbstractContextMa
 def _is_loud(callbacks: list[KerasCallback], hook: str, known: ModuleType) -> bool:
     """Whether a callback that may read the model, or make a decision, implements a hook."""
     quiet = tuple(getattr(known, name) for name in _QUIET)
-    return any(not isinstance(one, quiet) and _has_own(one, hook, known) for one in callbacks)
+    return any(not isinstance(one, quiet) and _overrides_hook(one, hook, known) for one in callbacks)
 
 
-def _has_own(callback: KerasCallback, hook: str, known: ModuleType) -> bool:
+def _overrides_hook(callback: KerasCallback, hook: str, known: ModuleType) -> bool:
     """Whether a callback implements a hook."""
     generic = hook.replace("train_", "") if hook.startswith("on_train_batch") else hook
-    own = [getattr(type(callback), name, None) for name in {hook, generic}]
+    methods = [getattr(type(callback), name, None) for name in {hook, generic}]
     ours = [getattr(known.Callback, name, None) for name in {hook, generic}]
-    return any(mine is not None and mine not in ours for mine in own) or bool({hook, generic} & vars(callback).keys())
+    return any(mine is not None and mine not in ours for mine in methods) or bool(
+        {hook, generic} & vars(callback).keys()
+    )
 
 
 def _hook(

@@ -78,9 +78,9 @@ def load_checkpoint(model: KerasModel, prefix: str | Path) -> None:
     with file_errors(f"Cannot read the checkpoint {place}", _READABLE):
         bundle = Bundle(place)
     for name, variable in _variables(model).items():
-        found = bundle.tensors.get(name)
+        stored = bundle.tensors.get(name)
         shape = tuple(variable.shape.as_list())
-        if found is None or found.shape != shape:
+        if stored is None or stored.shape != shape:
             raise CheckpointError(_MISSING.format(prefix=place, name=name, shape=list(shape)))
         if initial_of(variable) is not None:
             leave_in(variable, InFile(place, name))

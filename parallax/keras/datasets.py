@@ -28,7 +28,7 @@ from tensorflow.python.data.ops import (
 
 from parallax.base.types import ConcreteFunction, Dataset, Nest, TensorLike
 from parallax.functions.batches.row_pipeline import RowPipeline, can_move
-from parallax.functions.batches.shares import whole_parts
+from parallax.functions.batches.shares import find_replicated_parts
 from parallax.keras.inputs import parts_of
 
 ELEMENTS = "parallax_elements_of_"
@@ -76,8 +76,8 @@ def split_dataset(dataset: Dataset, which: str) -> SplitDataset | None:
 def elements_of(batch: Nest, which: str) -> list[TensorLike] | None:
     """The source elements of a batch's rows, flat; None for a batch of rows."""
     if isinstance(batch, dict) and batch.keys() == {ELEMENTS + which}:
-        found: list[TensorLike] = tf.nest.flatten(batch)
-        return found
+        elements: list[TensorLike] = tf.nest.flatten(batch)
+        return elements
     return None
 
 
@@ -129,7 +129,7 @@ def _is_plain(spec: Nest, is_whole: bool = False) -> bool:
     return plain and not (is_whole and any(not one.shape.is_fully_defined() for one in parts))
 
 
-def parts_given_whole(dataset: Dataset, peeked: Sequence[Nest]) -> frozenset[int] | None:
+def find_unsplit_parts(dataset: Dataset, peeked: Sequence[Nest]) -> frozenset[int] | None:
     """The flat indices of the parts of a batch whose length differs from the batch's.
 
     Args:
@@ -140,7 +140,7 @@ def parts_given_whole(dataset: Dataset, peeked: Sequence[Nest]) -> frozenset[int
         The indices; None where they are unknown before a batch is read.
     """
     if peeked:
-        return whole_parts([one if hasattr(one, "shape") else np.asarray(one) for one in parts_of(peeked[0])])
+        return find_replicated_parts([one if hasattr(one, "shape") else np.asarray(one) for one in parts_of(peeked[0])])
     specs = [one for one in tf.nest.flatten(dataset.element_spec) if not isinstance(one, tf.OptionalSpec)]
     lengths = _lengths_of(dataset)
     if not all(isinstance(one, tf.TensorSpec) for one in specs) or len(specs) < 2:
@@ -148,7 +148,7 @@ def parts_given_whole(dataset: Dataset, peeked: Sequence[Nest]) -> frozenset[int
     if len(lengths) != len(specs) or None in lengths:
         return None
     known = [tf.TensorSpec([length, *one.shape[1:]]) for length, one in zip(lengths, specs, strict=True)]
-    return whole_parts(known)
+    return find_replicated_parts(known)
 
 
 def _lengths_of(dataset: Any) -> list[int | None]:

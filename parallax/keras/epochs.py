@@ -25,13 +25,13 @@ from parallax.keras.inputs import row_numbers
 from parallax.keras.progress import FitProgress
 
 
-class BegunDataset:
+class PeekedDataset:
     """A dataset whose first batch was read for inspection; its first iterator returns that batch too.
 
     Attributes:
         dataset: a tf.data.Dataset.
         first: its first batch; None if it is empty.
-        is_taken: whether its first iterator is in use.
+        is_iterated: whether its first iterator is in use.
     """
 
     def __init__(self, dataset: Dataset, batches: Dataset) -> None:
@@ -41,17 +41,17 @@ class BegunDataset:
             dataset: the argument of Keras.
             batches: the dataset that Keras makes of it, for example with class weights.
         """
-        self.dataset, self.is_taken = dataset, False
+        self.dataset, self.is_iterated = dataset, False
         self._rest = iter(batches)
         self.first: Nest = next(self._rest, None)
 
-    def take(self) -> Iterator[Nest]:
+    def iterate_once(self) -> Iterator[Nest]:
         """Its first iterator, which can be used once."""
-        self.is_taken = True
+        self.is_iterated = True
         return itertools.chain([] if self.first is None else [self.first], self._rest)
 
 
-BegunDatasets = Sequence[BegunDataset]
+PeekedDatasets = Sequence[PeekedDataset]
 
 
 class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
@@ -66,11 +66,11 @@ class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
         x: Nest = None,
         shuffle: bool | str = False,
         progress: FitProgress | None = None,
-        begun: BegunDatasets = (),
+        begun: PeekedDatasets = (),
         **kwargs: Argument,
     ) -> None:
         super().__init__(*args, x=x, shuffle=shuffle, **kwargs)
-        self._begun = next((one for one in begun if one.dataset is x and not one.is_taken), None)
+        self._begun = next((one for one in begun if one.dataset is x and not one.is_iterated), None)
         self._progress = progress if progress is not None and progress.follow(self) else None
         self._numbers = None if shuffle == "batch" else row_numbers(x)
         self._shuffled = None
@@ -86,8 +86,8 @@ class NumberedEpochs(TFEpochIterator):  # type: ignore[misc]
         return batches
 
     def _get_iterator(self) -> Iterator[Nest]:
-        if self._begun is not None and not self._begun.is_taken:
-            return self._begun.take()
+        if self._begun is not None and not self._begun.is_iterated:
+            return self._begun.iterate_once()
         return super()._get_iterator() if self._numbers is None else self._batches()
 
     def _batches(self) -> Iterator[dict[str, Array]]:

@@ -17,9 +17,9 @@ from parallax.functions.tracing.step_graph import unique_name
 from parallax.functions.tracing.traced_values import bytes_of
 from parallax.functions.variables import TrainedVariables, find_large_variables
 from parallax.keras import keras3
-from parallax.keras.arrays import number_input
+from parallax.keras.arrays import index_input
 from parallax.keras.fitting import FitCall, batches_of, driving, is_step_of, make_call, peek, split_input
-from parallax.keras.inputs import batch_length, count_examples, is_taken
+from parallax.keras.inputs import batch_length, count_examples, is_compatible
 from parallax.keras.refusals import check_model
 from parallax.keras.steps import traced_evaluation, traced_prediction
 from parallax.keras.training import ModelTraining
@@ -105,7 +105,7 @@ def _without_data(call: FitCall) -> FitCall:
     return replace(call, arguments={}, begun=())
 
 
-class LookCall(NamedTuple):
+class InferenceCall(NamedTuple):
     """A call of `evaluate` or `predict`.
 
     Attributes:
@@ -119,7 +119,7 @@ class LookCall(NamedTuple):
     name: str
 
 
-def read_call(model: KerasModel, which: str, arguments: dict[str, Argument], last: LastFit) -> LookCall:
+def trace_call(model: KerasModel, which: str, arguments: dict[str, Argument], last: LastFit) -> InferenceCall:
     """Traces the step of a call of `evaluate` or `predict`, if the last `fit` has none for its batches.
 
     Args:
@@ -138,39 +138,39 @@ def read_call(model: KerasModel, which: str, arguments: dict[str, Argument], las
     taking = (
         name
         for name, one in known.traced.items()
-        if is_step_of(which, name) and is_taken(spec, one.spec) and one.whole == whole
+        if is_step_of(which, name) and is_compatible(spec, one.spec) and one.whole == whole
     )
     name = next(taking, None)
     if name is not None and known.graph.loop is None:
-        return LookCall(replace(known, arguments=arguments, begun=first), which, name)
+        return InferenceCall(replace(known, arguments=arguments, begun=first), which, name)
     name = name or unique_name(which, known.traced)
     full = {name: batch_length(arguments.get("x"), arguments.get("batch_size"))}
     traced = {**known.traced, name: replace(TRACERS[which](model, spec), whole=whole)}
     call = make_call(model, arguments, traced, known.examples, {**known.full, **full})
-    return LookCall(replace(call, begun=first), which, name)
+    return InferenceCall(replace(call, begun=first), which, name)
 
 
-def run_call(look: LookCall, original: Callable[..., Nest], running: RemoteSteps) -> Nest:
+def run_call(inference: InferenceCall, original: Callable[..., Nest], running: RemoteSteps) -> Nest:
     """Executes a call by steps that workers run, and returns the result of Keras.
 
     Args:
-        look: returned by `read_call`.
+        inference: returned by `trace_call`.
         original: Keras's method, bound to the model.
         running: the steps.
     """
-    call, which = look.call, look.which
-    steps, traced = {which: call.steps[look.name]}, {which: call.traced[look.name]}
+    call, which = inference.call, inference.which
+    steps, traced = {which: call.steps[inference.name]}, {which: call.traced[inference.name]}
     metrics = {name: one.metrics for name, one in call.traced.items()}
     variables = TrainedVariables(running, metrics, call.names, call.reset)
     try:
         training = ModelTraining(call.model, running, variables, steps, traced)
         arguments = dict(call.arguments)
-        numbered = number_input(call.model, arguments, traced[which].spec, which)
+        numbered = index_input(call.model, arguments, traced[which].spec, which)
         training.take_arrays({} if numbered is None else {which: numbered})
         training.take_pipelines(split_input(arguments, "x", which, call.begun) if running.is_spread else {})
         with driving(call.model, training, call.begun):
-            found = original(**arguments)
+            result = original(**arguments)
         variables.refresh_sums()
-        return found
+        return result
     finally:
         variables.release()

@@ -26,10 +26,10 @@ from parallax.functions.tracing.counting import check_sums
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph
 from parallax.functions.tracing.traced_values import take_values
 from parallax.functions.variables import TrainedVariables
-from parallax.keras.arrays import number_input, number_validation
+from parallax.keras.arrays import index_input, index_validation
 from parallax.keras.callbacks import callback_list_for
-from parallax.keras.datasets import parts_given_whole, split_dataset
-from parallax.keras.epochs import BegunDataset, BegunDatasets
+from parallax.keras.datasets import find_unsplit_parts, split_dataset
+from parallax.keras.epochs import PeekedDataset, PeekedDatasets
 from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.progress import FitProgress
@@ -70,7 +70,7 @@ class FitCall:
     reset: Operation
     full: Mapping[str, int]
     examples: int
-    begun: tuple[BegunDataset, ...] = ()
+    begun: tuple[PeekedDataset, ...] = ()
 
     @property
     def is_validated(self) -> bool:
@@ -237,11 +237,11 @@ def _fit_by(
 ) -> KerasHistory:
     """The result of Keras's `fit` over batches that workers train on."""
     model = fit.model
-    own = ["train", *(["test"] if fit.is_validated else [])]
-    steps, traced = {name: fit.steps[name] for name in own}, {name: fit.traced[name] for name in own}
+    step_names = ["train", *(["test"] if fit.is_validated else [])]
+    steps, traced = {name: fit.steps[name] for name in step_names}, {name: fit.traced[name] for name in step_names}
     training = ModelTraining(model, running, variables, steps, traced)
     arguments = dict(fit.arguments)
-    training.take_arrays(_number_arrays(fit, arguments))
+    training.take_arrays(_index_arrays(fit, arguments))
     training.take_pipelines(_split_datasets(arguments, fit.begun) if running.is_spread else {})
     if fit.graph.loop is not None:
         first, last = arguments.get("initial_epoch", 0), arguments.get("epochs", 1)
@@ -251,7 +251,7 @@ def _fit_by(
 
 
 @contextmanager
-def driving(model: KerasModel, training: ModelTraining, begun: BegunDatasets) -> Iterator[None]:
+def driving(model: KerasModel, training: ModelTraining, begun: PeekedDatasets) -> Iterator[None]:
     """A context in which the functions that Keras calls for a model's batches and callbacks drive the workers."""
     library = library_of(model)
     lists = mock.patch(library.CALLBACK_LIST_IN_FIT, callback_list_for(model, training.within))
@@ -259,29 +259,29 @@ def driving(model: KerasModel, training: ModelTraining, begun: BegunDatasets) ->
         yield
 
 
-def take_state(fit: FitCall, values: dict[str, PortableValue]) -> None:
+def restore_state(fit: FitCall, values: dict[str, PortableValue]) -> None:
     """Assigns values to a model's variables by name."""
     take_values({one.name: one.variable for one in fit.graph.variables}, values)
 
 
-def _number_arrays(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, NumberedArrays]:
+def _index_arrays(fit: FitCall, arguments: dict[str, Argument]) -> dict[str, NumberedArrays]:
     """The arrays that row numbers replace from now on, by step."""
-    found = {"train": number_input(fit.model, arguments, fit.traced["train"].spec)}
+    arrays_by_step = {"train": index_input(fit.model, arguments, fit.traced["train"].spec)}
     if fit.is_validated:
-        found["test"] = number_validation(fit.model, arguments, fit.traced["test"].spec)
-    return {which: arrays for which, arrays in found.items() if arrays is not None}
+        arrays_by_step["test"] = index_validation(fit.model, arguments, fit.traced["test"].spec)
+    return {which: arrays for which, arrays in arrays_by_step.items() if arrays is not None}
 
 
-def _split_datasets(arguments: dict[str, Argument], begun: BegunDatasets) -> dict[str, RowPipeline]:
+def _split_datasets(arguments: dict[str, Argument], begun: PeekedDatasets) -> dict[str, RowPipeline]:
     """The row functions that are split off each step's dataset from now on."""
-    found = {}
+    pipelines = {}
     for which, name in (("train", "x"), ("test", "validation_data")):
         if which == "test" or not arguments.get("class_weight"):
-            found.update(split_input(arguments, name, which, begun))
-    return found
+            pipelines.update(split_input(arguments, name, which, begun))
+    return pipelines
 
 
-def split_input(arguments: dict[str, Argument], name: str, which: str, begun: BegunDatasets) -> dict[str, RowPipeline]:
+def split_input(arguments: dict[str, Argument], name: str, which: str, begun: PeekedDatasets) -> dict[str, RowPipeline]:
     """The same for one argument, by its name and that of the step that reads it; not for a dataset that was begun."""
     dataset = arguments.get(name)
     is_begun = any(one.dataset is dataset for one in begun)
@@ -330,20 +330,20 @@ class BatchKind(NamedTuple):
 
     spec: Nest
     whole: frozenset[int]
-    begun: BegunDataset | None
+    begun: PeekedDataset | None
 
 
 def batches_of(
     library: ModuleType, arguments: dict[str, Argument], peeked: list[Nest], batch_size: int | None
 ) -> BatchKind:
     """The kind of the batches that Keras makes of arguments; for a generator, from its first batches."""
-    data = _again(peeked, iter(())) if peeked else arguments.get("x")
+    data = _chain_peeked(peeked, iter(())) if peeked else arguments.get("x")
     y, weights, classes = (arguments.get(name) for name in ("y", "sample_weight", "class_weight"))
     dataset = library.dataset_of(data, y, weights, batch_size, classes)
-    spec, whole, begun = open_spec(dataset.element_spec), parts_given_whole(dataset, peeked), None
+    spec, whole, begun = open_spec(dataset.element_spec), find_unsplit_parts(dataset, peeked), None
     if whole is None and isinstance(data, tf.data.Dataset):
         begun = library.begin(data, dataset)
-        whole = None if begun is None or begun.first is None else parts_given_whole(dataset, [begun.first])
+        whole = None if begun is None or begun.first is None else find_unsplit_parts(dataset, [begun.first])
     return BatchKind(spec, whole or frozenset(), begun)
 
 
@@ -353,11 +353,11 @@ def peek(arguments: dict[str, Argument], name: str) -> list[Nest]:
     if not isinstance(data, GeneratorType):
         return []
     peeked = list(itertools.islice(data, _LOOKED_AT_BATCHES))
-    arguments[name] = _again(peeked, data)
+    arguments[name] = _chain_peeked(peeked, data)
     return peeked
 
 
-def _again(peeked: list[Nest], rest: Iterator[Nest]) -> Iterator[Nest]:
+def _chain_peeked(peeked: list[Nest], rest: Iterator[Nest]) -> Iterator[Nest]:
     """A generator of the batches read from another one, and then of the rest.
 
     It returns copies: TensorFlow reads ahead, and shares arrays without a copy, which some generators overwrite.

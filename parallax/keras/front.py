@@ -19,11 +19,11 @@ from parallax.base.types import Argument, KerasHistory, KerasModel, Nest
 from parallax.entry import call as calls
 from parallax.functions.remote.driven_workers import leave_gpus_to_workers, reserved_workers, start_workers
 from parallax.functions.tracing.batch_statistics import statistics_of
-from parallax.functions.tracing.traced_values import limit_whole
+from parallax.functions.tracing.traced_values import limit_materialized
 from parallax.functions.variables import check_folder
 from parallax.keras import keras3
-from parallax.keras.evaluation import LastFit, read_call, run_call
-from parallax.keras.fitting import FitCall, read_fit, run_fit, take_state
+from parallax.keras.evaluation import LastFit, run_call, trace_call
+from parallax.keras.fitting import FitCall, read_fit, restore_state, run_fit
 from parallax.keras.libraries import library_of, tf_keras
 from parallax.keras.train_on_batch import prepare_model
 from parallax.keras.training import training_of
@@ -136,7 +136,7 @@ def _install(library: ModuleType) -> None:
     _wrap(library.TRAINER, "fit", _fit)
     _wrap(library.TRAINER, "train_on_batch", _train_on_batch)
     library.trace_large(lambda: _tables().traced_bytes)
-    limit_whole(_whole_bytes)
+    limit_materialized(_whole_bytes)
 
 
 def _wrap(kind: type, name: str, replacement: Callable[..., object]) -> None:
@@ -192,9 +192,9 @@ def _fit(original: Callable[..., KerasHistory], model: KerasModel, *args: Argume
         check_folder({one.name: one.variable for one in fit.graph.list_variables()}, _tables())
         with workers.session(fit.graph, fit.steps, _config_of(number)) as steps:
             history, values = run_fit(fit, functools.partial(original, model), steps, _tables())
-            take_state(fit, values)  # the model has them, whatever happens at the end of the session
+            restore_state(fit, values)  # the model has them, whatever happens at the end of the session
     if library_of(model) is keras3:
-        number_of_workers = calls.number_of_workers(_use.config, _use.resource_info)
+        number_of_workers = calls.count_workers(_use.config, _use.resource_info)
         _use.last_fit = LastFit.of(fit, number_of_workers, steps.examples_per_s, _tables())
     return history
 
@@ -212,7 +212,7 @@ def _look(which: str, original: Callable[..., Nest], model: KerasModel, *args: A
     with status_line(arguments.get("verbose") != 0):
         show_status("tracing the step")
         try:
-            look = read_call(model, which, arguments, last)
+            look = trace_call(model, which, arguments, last)
         except (GraphError, TypeError, ValueError) as error:  # the script's own errors are raised again here
             log.info(f"{original.__name__} runs in this process alone: {error}")
             return original(model, **arguments)
@@ -226,7 +226,7 @@ def _look(which: str, original: Callable[..., Nest], model: KerasModel, *args: A
 
 
 def _read(model: KerasModel, arguments: dict[str, Argument]) -> FitCall:
-    parts = calls.parts_of_a_batch(_use.config, _use.resource_info)
+    parts = calls.count_batch_parts(_use.config, _use.resource_info)
     last, has_checkpoints = _use.last_fit, _use.config.ckpt_config.keeps_state
     before = last.call if last is not None and last.is_of(model) and not has_checkpoints else None
     with statistics_of(_use.config.batch_norm):

@@ -27,18 +27,18 @@ def open_spec(spec: Nest) -> Nest:
     return tf.nest.map_structure(_open, spec)
 
 
-def is_taken(spec: Nest, wanted: Nest) -> bool:
+def is_compatible(spec: Nest, traced: Nest) -> bool:
     """Whether batches of a spec may be passed to a step that was traced for another.
 
     Args:
         spec: of the batches.
-        wanted: of the step.
+        traced: of the step.
     """
     try:
-        tf.nest.assert_same_structure(wanted, spec)
+        tf.nest.assert_same_structure(traced, spec)
     except (TypeError, ValueError):
         return False
-    pairs = zip(tf.nest.flatten(wanted), tf.nest.flatten(spec), strict=True)
+    pairs = zip(tf.nest.flatten(traced), tf.nest.flatten(spec), strict=True)
     return all(one is other or (one is not None and one.is_compatible_with(other)) for one, other in pairs)
 
 

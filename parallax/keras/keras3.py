@@ -27,8 +27,8 @@ from parallax.base.types import (
     Nest,
     TensorLike,
 )
-from parallax.functions.tracing.keras_steps import optimizers_seen, slot_name
-from parallax.keras.epochs import BegunDataset, BegunDatasets, NumberedEpochs
+from parallax.functions.tracing.keras_steps import record_optimizers, slot_name
+from parallax.keras.epochs import NumberedEpochs, PeekedDataset, PeekedDatasets
 from parallax.keras.progress import FitProgress
 from parallax.keras.step_logs import LateLogs
 from parallax.keras.traced_initializers import making_large
@@ -52,12 +52,12 @@ def dataset_of(x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, cl
     return adapter.get_tf_dataset()
 
 
-def begin(dataset: Dataset, batches: Dataset) -> BegunDataset | None:
+def begin(dataset: Dataset, batches: Dataset) -> PeekedDataset | None:
     """Reads the first of the batches that Keras makes of a dataset; `numbered_epochs` returns it again."""
-    return BegunDataset(dataset, batches)
+    return PeekedDataset(dataset, batches)
 
 
-def numbered_epochs(progress: FitProgress | None = None, begun: BegunDatasets = ()) -> AbstractContextManager[object]:
+def numbered_epochs(progress: FitProgress | None = None, begun: PeekedDatasets = ()) -> AbstractContextManager[object]:
     """A context in which `fit` iterates over row numbers without a dataset, and begins where its progress says."""
     made = partial(NumberedEpochs, progress=progress, begun=begun)
     return mock.patch("keras.src.backend.tensorflow.trainer.TFEpochIterator", made)
@@ -74,7 +74,7 @@ def converting_layers() -> AbstractContextManager[object]:
 
 def tracing(model: KerasModel, merges_rows: bool) -> AbstractContextManager[object]:
     """A context for the trace of a training step, whose optimizers see coalesced rows if requested."""
-    return optimizers_seen(merges_rows)
+    return record_optimizers(merges_rows)
 
 
 def check_compiled(model: KerasModel, call: str) -> None:
@@ -89,17 +89,17 @@ def compiled_loss(model: KerasModel) -> object:
 
 def optimizer_variables(model: KerasModel) -> list[KerasVariable]:
     """The variables of a model's optimizers: the one passed to `compile`, if any, and others among its attributes."""
-    held = [getattr(model, "optimizer", None), *vars(model).values()]
-    held += [one for several in held if isinstance(several, Mapping) for one in several.values()]
-    held += [one for several in held if isinstance(several, list | tuple) for one in several]
-    optimizers = {id(one): one for one in held if isinstance(one, keras.optimizers.Optimizer)}
+    owners = [getattr(model, "optimizer", None), *vars(model).values()]
+    owners += [one for several in owners if isinstance(several, Mapping) for one in several.values()]
+    owners += [one for several in owners if isinstance(several, list | tuple) for one in several]
+    optimizers = {id(one): one for one in owners if isinstance(one, keras.optimizers.Optimizer)}
     return [variable for one in optimizers.values() for variable in one.variables]
 
 
 def build_optimizer(model: KerasModel) -> None:
     """Builds the optimizer of a built model before Keras's own step is traced, so that one trace is enough."""
-    optimizer, is_own = getattr(model, "optimizer", None), type(model).train_step is not TRAINER.train_step
-    if model.built and optimizer is not None and not optimizer.built and not is_own:
+    optimizer, has_own_step = getattr(model, "optimizer", None), type(model).train_step is not TRAINER.train_step
+    if model.built and optimizer is not None and not optimizer.built and not has_own_step:
         optimizer.build(model.trainable_variables)
 
 
@@ -110,11 +110,11 @@ def slot_path(model: KerasModel, variable: KerasVariable) -> str:
 
 def trace_large(limit: Callable[[], int]) -> None:
     """Creates variables of `limit()` bytes and more without a value, where their initializers can be traced."""
-    own = Variable._initialize_with_initializer
+    original = Variable._initialize_with_initializer
 
     def initialize(self: KerasVariable, initializer: Callable[..., TensorLike]) -> None:
         with making_large(limit, self._shape, self._dtype):
-            own(self, initializer)
+            original(self, initializer)
 
     Variable._initialize_with_initializer = initialize
 
@@ -144,9 +144,9 @@ def late_logs(names: Logs, compute: Callable[[], Logs]) -> Logs:
 
 
 def tell_batch(
-    callbacks: KerasCallbackList, hook: str, told: list[KerasCallback], batch: int, logs: Logs | None = None
+    callbacks: KerasCallbackList, hook: str, recipients: list[KerasCallback], batch: int, logs: Logs | None = None
 ) -> None:
     """Calls a hook between batches of those callbacks of a list that implement it."""
     names = dict.fromkeys([str(number) for number in range(len(logs or ()))])
-    for callback in told:
+    for callback in recipients:
         getattr(callback, hook)(batch, logs=LateLogs(names, partial(pythonify_logs, logs)))

@@ -34,20 +34,22 @@ class LogsOfSums:
             logs: log -> tensor of its graph.
             variables: the tf.Variables of metrics, whose values are passed in this order.
         """
-        number_of = {id(variable.handle): number for number, variable in enumerate(variables)}
+        number_by_handle = {id(variable.handle): number for number, variable in enumerate(variables)}
         handles = {
-            inner.op.name: number_of[id(outer)] for outer, inner in concrete.graph.captures if id(outer) in number_of
+            inner.op.name: number_by_handle[id(outer)]
+            for outer, inner in concrete.graph.captures
+            if id(outer) in number_by_handle
         }
         self.others: dict[str, Tensor] = {}
         pure, nodes, reads = [], {}, {}
         for name, tensor in logs.items():
-            found = _behind(tensor, handles)
-            if found is None:
+            computation = _find_computing_ops(tensor, handles)
+            if computation is None:
                 self.others[name] = tensor
             else:
                 pure.append(name)
-                nodes.update({op.name: op for op in found[0]})
-                reads.update(found[1])
+                nodes.update({op.name: op for op in computation[0]})
+                reads.update(computation[1])
         self._names = list(logs)
         self._pure = pure
         self._results = _no_metrics
@@ -67,23 +69,23 @@ class LogsOfSums:
         part = tf.compat.v1.GraphDef(versions=whole.versions, library=whole.library)
         part.node.extend(node for node in whole.node if node.name in nodes)
         for node in part.node:
-            kept = [name for name in node.input if not name.startswith("^")]
+            data_inputs = [name for name in node.input if not name.startswith("^")]
             del node.input[:]
-            node.input.extend(kept)
+            node.input.extend(data_inputs)
         graph = tf.Graph()
         with graph.as_default():
-            given = [tf.compat.v1.placeholder(v.dtype, v.shape) for v in variables]
-            replaced = {name: given[number] for name, number in reads.items()}
+            placeholders = [tf.compat.v1.placeholder(v.dtype, v.shape) for v in variables]
+            replaced = {name: placeholders[number] for name, number in reads.items()}
             direct = [replaced.get(t.name) for t in results]
-            found = tf.graph_util.import_graph_def(
+            imported = tf.graph_util.import_graph_def(
                 part,
-                input_map={name: tensor for name, tensor in replaced.items() if _is_taken(name, part)},
+                input_map={name: tensor for name, tensor in replaced.items() if _is_input_of(name, part)},
                 return_elements=[t.name for t, known in zip(results, direct, strict=True) if known is None],
                 name="",
             )
-            waiting = iter(found or [])
+            waiting = iter(imported or [])
             outputs = [known if known is not None else next(waiting) for known in direct]
-        options = config_pb2.CallableOptions(feed=[t.name for t in given], fetch=[t.name for t in outputs])
+        options = config_pb2.CallableOptions(feed=[t.name for t in placeholders], fetch=[t.name for t in outputs])
         session: Session = tf.compat.v1.Session(graph=graph)
         called: Callable[..., Sequence[Value]] = session._make_callable_from_options(options)  # make_callable is slower
         return called
@@ -95,8 +97,8 @@ class LogsOfSums:
             sums: the values of the metrics' variables.
             others: values of the logs in `others`.
         """
-        found = dict(zip(self._pure, self._results(*sums), strict=True)) | others
-        return {name: found[name] for name in self._names}
+        log_by_name = dict(zip(self._pure, self._results(*sums), strict=True)) | others
+        return {name: log_by_name[name] for name in self._names}
 
 
 def _no_metrics(*_: Value) -> Sequence[Value]:
@@ -108,16 +110,16 @@ def is_of_metrics(tensor: Tensor, variables: Sequence[Variable]) -> bool:
     """Whether a tensor of a function that is being traced depends on metrics' variables alone."""
     handles = {id(variable.handle) for variable in variables}
     captured = {inner.op.name: 0 for outer, inner in tensor.graph.captures if id(outer) in handles}
-    return _behind(tensor, captured) is not None
+    return _find_computing_ops(tensor, captured) is not None
 
 
-def _is_taken(name: str, part: GraphDef) -> bool:
+def _is_input_of(name: str, part: GraphDef) -> bool:
     """Whether a tensor is an input of a graph's nodes."""
     short = name.removesuffix(":0")
     return any(short in (i, i.removesuffix(":0")) for node in part.node for i in node.input)
 
 
-def _behind(tensor: Tensor, handles: dict[str, int]) -> tuple[list[Operation], dict[str, int]] | None:
+def _find_computing_ops(tensor: Tensor, handles: dict[str, int]) -> tuple[list[Operation], dict[str, int]] | None:
     """(the ops that compute a tensor from reads of metrics' variables, read -> variable); None where it needs more."""
     nodes, reads, waiting = [], {}, [tensor]
     seen = set()

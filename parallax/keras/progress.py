@@ -64,9 +64,9 @@ class FitProgress:
 
     def pop_skipped(self) -> tuple[int, int]:
         """The numbers of epochs, and of batches of the next one, to skip now: queried once, before batches are read."""
-        found = self.skipped_epochs, self.skipped_batches
+        skipped = self.skipped_epochs, self.skipped_batches
         self.skipped_epochs = self.skipped_batches = 0
-        return found
+        return skipped
 
     @contextmanager
     def within(self, hook: str, *args: Argument) -> Iterator[None]:

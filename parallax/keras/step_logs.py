@@ -13,24 +13,24 @@ _BETWEEN = "\x1f"
 
 def flat_logs(logs: Logs, within: str = "") -> Logs:
     """The logs by name, with nested dictionaries flattened to combined names."""
-    found: Logs = {}
+    flat: Logs = {}
     for name, value in logs.items():
-        found.update(
+        flat.update(
             flat_logs(value, f"{within}{name}{_BETWEEN}") if isinstance(value, dict) else {within + name: value}
         )
-    return found
+    return flat
 
 
 def nested_logs(logs: Logs) -> Logs:
     """Restores the logs passed to `flat_logs`."""
-    found: Logs = {}
+    nested: Logs = {}
     for name, value in logs.items():
         *outer, last = name.split(_BETWEEN)
-        inner = found
+        inner = nested
         for one in outer:
             inner = inner.setdefault(one, {})
         inner[last] = value
-    return found
+    return nested
 
 
 class LateLogs(Logs):

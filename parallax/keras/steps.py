@@ -17,9 +17,9 @@ from parallax.functions.tracing.results import default_rule, mark_results, repor
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph, StepVariable, unique_name
 from parallax.functions.tracing.trace_step import (
     captured_variables,
-    check_made_once,
+    check_variables_reused,
     explain_open_lengths,
-    handles_noted,
+    record_handles,
 )
 from parallax.keras.libraries import library_of
 from parallax.keras.metrics import is_of_metrics
@@ -105,9 +105,9 @@ def step_graph(
     steps = {}
     for name, one in traced.items():
         counts = is_counted and name == "train"
-        found = graph.add(name, one.concrete, True, examples, lengths[name], counts, one.whole)
-        results, parts = found.fetches
-        steps[name] = replace(found, fetches=(mark_results(graph.graph, results, rules_of_logs(one))[0], parts))
+        graph_step = graph.add(name, one.concrete, True, examples, lengths[name], counts, one.whole)
+        results, parts = graph_step.fetches
+        steps[name] = replace(graph_step, fetches=(mark_results(graph.graph, results, rules_of_logs(one))[0], parts))
     return graph, steps
 
 
@@ -133,14 +133,14 @@ def variables_of(model: KerasModel, captured: Sequence[Variable] = ()) -> list[S
     named += [(library.value(v), library.slot_path(model, v)) for v in library.optimizer_variables(model)]
     named += [(library.value(v), library.path(v)) for metric in model.metrics for v in metric.variables]
     named += [(v, v.name.split(":")[0]) for v in captured]
-    found: dict[int, StepVariable] = {}
-    taken: set[str] = set()
+    variable_by_id: dict[int, StepVariable] = {}
+    used_names: set[str] = set()
     for value, name in named:
-        if id(value) not in found:
-            unique = unique_name(name, taken)  # layers of nested models may share one
-            taken.add(unique)
-            found[id(value)] = StepVariable(value, unique, id(value) in trained)
-    return list(found.values())
+        if id(value) not in variable_by_id:
+            unique = unique_name(name, used_names)  # layers of nested models may share one
+            used_names.add(unique)
+            variable_by_id[id(value)] = StepVariable(value, unique, id(value) in trained)
+    return list(variable_by_id.values())
 
 
 def _trace(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest, has_metrics: bool = True) -> ModelStep:
@@ -154,7 +154,7 @@ def _trace(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest, has_metr
         return logs, [tf.identity(variable) for variable in metrics]
 
     def trace() -> tuple[ConcreteFunction, list[Variable]]:
-        with handles_noted() as by_handle, explain_open_lengths():
+        with record_handles() as by_handle, explain_open_lengths():
             concrete = tf.function(trace_step, autograph=False).get_concrete_function(spec)
             return concrete, captured_variables(concrete, by_handle)
 
@@ -164,7 +164,9 @@ def _trace(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest, has_metr
     others = [variable for variable in captured if id(variable) not in known]
     if others or _trained_and_slots(model) != before:  # again, as TensorFlow does: it may depend on what is built
         concrete, captured = trace()
-        check_made_once(others, captured)  # the script has them elsewhere, or the step creates them in every call
+        check_variables_reused(
+            others, captured
+        )  # the script has them elsewhere, or the step creates them in every call
     return ModelStep(concrete, tuple(metrics), spec, tuple(captured))
 
 
@@ -185,6 +187,6 @@ def _mark_mean(log: Log, metrics: list[Variable]) -> Log:
 def _metric_variables(model: KerasModel) -> list[Variable]:
     """The distinct tf.Variables of a model's metrics, and those of its layers that add up over workers."""
     value = library_of(model).value
-    found = [value(v) for metric in model.metrics for v in metric.variables]
-    found += [one for v in model.variables if (one := value(v)).aggregation == tf.VariableAggregation.SUM]
-    return list({id(v): v for v in found}.values())
+    variables = [value(v) for metric in model.metrics for v in metric.variables]
+    variables += [one for v in model.variables if (one := value(v)).aggregation == tf.VariableAggregation.SUM]
+    return list({id(v): v for v in variables}.values())

@@ -35,7 +35,7 @@ from parallax.base.types import (
     Variable,
 )
 from parallax.functions.tracing.layer_marks import mark_layers
-from parallax.keras.epochs import BegunDataset, BegunDatasets
+from parallax.keras.epochs import PeekedDataset, PeekedDatasets
 from parallax.keras.progress import FitProgress
 from parallax.keras.traced_initializers import making_large
 
@@ -65,12 +65,12 @@ def dataset_of(x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, cl
     return handler._dataset
 
 
-def begin(dataset: Dataset, batches: Dataset) -> BegunDataset | None:
+def begin(dataset: Dataset, batches: Dataset) -> PeekedDataset | None:
     """None: the iterator over the batches is created anyway."""
     return None
 
 
-def numbered_epochs(progress: FitProgress | None = None, begun: BegunDatasets = ()) -> AbstractContextManager[object]:
+def numbered_epochs(progress: FitProgress | None = None, begun: PeekedDatasets = ()) -> AbstractContextManager[object]:
     """A context in which `fit` iterates over row numbers as it does over any arrays."""
     return nullcontext()
 
@@ -110,8 +110,8 @@ def optimizer_variables(model: KerasModel) -> list[Variable]:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return []
-    found = optimizer.variables
-    return list(found() if callable(found) else found)
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
 
 
 def build_optimizer(model: KerasModel) -> None:
@@ -180,7 +180,7 @@ def late_logs(names: Logs, compute: Callable[[], Logs]) -> Logs:
 
 
 def tell_batch(
-    callbacks: KerasCallbackList, hook: str, told: list[KerasCallback], batch: int, logs: Logs | None = None
+    callbacks: KerasCallbackList, hook: str, recipients: list[KerasCallback], batch: int, logs: Logs | None = None
 ) -> None:
     """Calls a hook between batches of a list of callbacks, which knows which of them implement it."""
     getattr(super(type(callbacks), callbacks), hook)(batch, logs)

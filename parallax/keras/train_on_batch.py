@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from parallax.base.types import Argument, KerasModel, Logs, Nest, TensorLike, TypeSpec
 from parallax.entry import call as calls
-from parallax.functions.batches.shares import whole_parts
+from parallax.functions.batches.shares import find_replicated_parts
 from parallax.functions.loop import LoopStep, OpenLoop, ScriptLoop, loop_for
 from parallax.functions.tracing.batch_statistics import statistics_of
 from parallax.keras.fitting import check_traced
-from parallax.keras.inputs import batch_length, is_taken
+from parallax.keras.inputs import batch_length, is_compatible
 from parallax.keras.libraries import library_of
 from parallax.keras.refusals import check_model
 from parallax.keras.steps import ModelStep, rules_of_logs, traced_training, variables_of
@@ -50,7 +50,7 @@ class LoopModel:
 
     def takes(self, spec: Nest) -> bool:
         """Whether batches of a spec are of its kind."""
-        return is_taken(spec, self._traced.spec)
+        return is_compatible(spec, self._traced.spec)
 
     def train_function(self, iterator: Iterator[Nest]) -> Logs | None:
         """The result of `Model.train_function` for the next batch of an iterator."""
@@ -98,17 +98,19 @@ def prepare_model(
             model.train_function = fitting.train_function
             return
     loop = loop_for(config, resource)
-    found: list[ModelStep] = []
+    traced_steps: list[ModelStep] = []
 
     def trace() -> LoopStep:
         library_of(model).check_compiled(model, "train_on_batch")
         check_model(model)
         with statistics_of(config.batch_norm):
-            traced = replace(traced_training(model, spec, merge_rows), whole=whole_parts(_arrays_of(model, arguments)))
+            traced = replace(
+                traced_training(model, spec, merge_rows), whole=find_replicated_parts(_arrays_of(model, arguments))
+            )
         check_traced("train", traced)
-        found.append(traced)
+        traced_steps.append(traced)
         full = batch_length(arguments.get("x"), sys.maxsize)
-        examples = -(-full // calls.parts_of_a_batch(config, resource))
+        examples = -(-full // calls.count_batch_parts(config, resource))
         variables = variables_of(model, traced.captured)
         return LoopStep(
             "train", traced.concrete, variables, traced.metrics, examples, full, rules_of_logs(traced), traced.whole
@@ -117,7 +119,7 @@ def prepare_model(
     before = [] if others else _steps.get(model, [])  # it was compiled again
     step = loop.add(trace, instead_of=before)
     _steps[model] = [one.step for one in others] + [step]
-    model.train_function = LoopModel(model, loop, step, found[0], others).train_function
+    model.train_function = LoopModel(model, loop, step, traced_steps[0], others).train_function
 
 
 def _arrays_of(model: KerasModel, arguments: Mapping[str, Argument]) -> list[TensorLike]:

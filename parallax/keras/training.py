@@ -20,9 +20,9 @@ from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.tracing.step_graph import GraphStep
 from parallax.functions.tracing.traced_values import InFile
 from parallax.functions.variables import TrainedVariables
-from parallax.keras.arrays import numbers_of
+from parallax.keras.arrays import find_row_numbers
 from parallax.keras.datasets import ELEMENTS, elements_of
-from parallax.keras.inputs import ROW_NUMBERS, is_taken, open_spec, parts_of
+from parallax.keras.inputs import ROW_NUMBERS, is_compatible, open_spec, parts_of
 from parallax.keras.libraries import library_of
 from parallax.keras.metrics import LogsOfSums
 from parallax.keras.progress import FitProgress
@@ -35,8 +35,8 @@ _trainings: WeakValueDictionary[int, ModelTraining] = WeakValueDictionary()
 
 def training_of(model: KerasModel) -> ModelTraining | None:
     """The object that currently trains a model in this process, if there is one."""
-    found = _trainings.get(id(model))
-    return None if found is None or found.variables.is_released else found
+    training = _trainings.get(id(model))
+    return None if training is None or training.variables.is_released else training
 
 
 class ModelTraining:
@@ -132,7 +132,7 @@ class ModelTraining:
         if spec is None or any(str(name).startswith((ROW_NUMBERS, ELEMENTS)) for name in names):
             return True  # created for it
         if self._known is None or self._known[0] is not iterator:
-            self._known = iterator, is_taken(open_spec(spec), self._traced[which].spec)
+            self._known = iterator, is_compatible(open_spec(spec), self._traced[which].spec)
         return self._known[1]
 
     def within(self, hook: str, *args: Argument) -> AbstractContextManager[None]:
@@ -160,7 +160,7 @@ class ModelTraining:
 
     def _parts_of(self, which: str, batch: Nest) -> Sequence[TensorLike | NumberedRows | RawRows]:
         """The flat tensors of a batch; or the rows that it names, or that workers compute from it."""
-        numbers, elements = numbers_of(batch, which), elements_of(batch, which)
+        numbers, elements = find_row_numbers(batch, which), elements_of(batch, which)
         if numbers is not None:
             return self._arrays[which].batch(numbers)
         if elements is not None:
@@ -171,11 +171,13 @@ class ModelTraining:
         """The model's results for batches, in their own structure."""
         step, running = self._steps["predict"], self._running
         self.variables.flush()
-        found = []
+        outputs = []
         for batch in batches:
             share = running.share_of(self._parts_of("predict", batch), step.whole)
-            found.append(running.start(step, share, list(step.fetches[0].values())))
-        rows = [tf.convert_to_tensor(np.concatenate(parts)) for parts in zip(*(wait() for wait in found), strict=True)]
+            outputs.append(running.start(step, share, list(step.fetches[0].values())))
+        rows = [
+            tf.convert_to_tensor(np.concatenate(parts)) for parts in zip(*(wait() for wait in outputs), strict=True)
+        ]
         return tf.nest.pack_sequence_as(self._traced["predict"].outputs, rows)
 
     def _step(self, which: str, batch: Sequence[TensorLike | NumberedRows | RawRows]) -> Logs:
@@ -201,6 +203,6 @@ class ModelTraining:
         return library_of(self._model).late_logs(nothing, compute) if self._has_late_logs else compute()
 
 
-def _values_of(found: Sequence[Value], parts: int, others: Iterable[str]) -> tuple[list[Value], dict[str, Value]]:
+def _values_of(results: Sequence[Value], parts: int, others: Iterable[str]) -> tuple[list[Value], dict[str, Value]]:
     """The sums of metrics, and the other logs, of a step's results."""
-    return list(found[:parts]), dict(zip(others, found[parts:], strict=True))
+    return list(results[:parts]), dict(zip(others, results[parts:], strict=True))

@@ -100,12 +100,12 @@ class _ByRow(keras.optimizers.Optimizer):  # type: ignore[misc]
         learning_rate: LearningRate,
     ) -> tuple[Tensor, list[Tensor]]:
         """The results of the rule, for full variables or for rows."""
-        held = [tf.convert_to_tensor(one) for one in slots]
-        dtype = held[0].dtype
+        slot_values = [tf.convert_to_tensor(one) for one in slots]
+        dtype = slot_values[0].dtype
         step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, dtype)
         powers = [tf.pow(tf.cast(decay, dtype), step) for decay in self._rule.decays]
         old = tf.convert_to_tensor(value) if self._rule.replaces else None
-        return self._rule.update(tf.cast(gradient, dtype), old, held, tf.cast(learning_rate, dtype), powers)
+        return self._rule.update(tf.cast(gradient, dtype), old, slot_values, tf.cast(learning_rate, dtype), powers)
 
     def get_config(self) -> dict[str, object]:
         """The configuration that recreates an equal optimizer."""

@@ -57,11 +57,13 @@ class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         return [self.get_slot(variable, slot.name) for slot in self._rule.slots]
 
     def _apply_dense(self, grad: Tensor, var: Variable) -> Operation:
-        kept, write = self._list_stored(var), v1.assign if self._rule.replaces else v1.assign_sub
+        stored, write = self._list_stored(var), v1.assign if self._rule.replaces else v1.assign_sub
         value = tf.convert_to_tensor(var) if self._rule.replaces else None
-        change, slots = self._apply_rule(grad, value, [tf.convert_to_tensor(one) for one in kept])
+        change, slots = self._apply_rule(grad, value, [tf.convert_to_tensor(one) for one in stored])
         with v1.control_dependencies([change, *slots]):  # a read of a reference variable is no copy
-            written = [v1.assign(one, new, use_locking=self._use_locking) for one, new in zip(kept, slots, strict=True)]
+            written = [
+                v1.assign(one, new, use_locking=self._use_locking) for one, new in zip(stored, slots, strict=True)
+            ]
             return tf.group(write(var, change, use_locking=self._use_locking), *written)
 
     def _resource_apply_dense(self, grad: Tensor, handle: Variable) -> Operation:
@@ -72,10 +74,10 @@ class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     def _resource_apply_sparse(self, grad: Tensor, handle: Variable, indices: Tensor) -> Operation:
         """Updates the rows of `indices`, which are distinct; written values are computed from values read before."""
-        kept, write = self._list_stored(handle), v1.scatter_update if self._rule.replaces else v1.scatter_sub
+        stored, write = self._list_stored(handle), v1.scatter_update if self._rule.replaces else v1.scatter_sub
         value = tf.gather(handle, indices) if self._rule.replaces else None
-        change, slots = self._apply_rule(grad, value, [tf.gather(one, indices) for one in kept])
-        pairs = zip(kept, slots, strict=True)
+        change, slots = self._apply_rule(grad, value, [tf.gather(one, indices) for one in stored])
+        pairs = zip(stored, slots, strict=True)
         written = [v1.scatter_update(one, indices, new, use_locking=self._use_locking) for one, new in pairs]
         return tf.group(write(handle, indices, change, use_locking=self._use_locking), *written)
 

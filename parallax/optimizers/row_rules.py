@@ -96,7 +96,7 @@ class RowWiseAdagradRule:
         squares = tf.square(gradient)
         within = list(range(1, gradient.shape.rank))
         accumulator = slots[0] + (tf.reduce_mean(squares, within) if within else squares)
-        root = tf.sqrt(_beside(accumulator, gradient)) + self.epsilon
+        root = tf.sqrt(_broadcast_over_rows(accumulator, gradient)) + self.epsilon
         return rate * gradient / root, [accumulator]
 
 
@@ -183,10 +183,10 @@ class AdmittedFtrlRule:
     ) -> tuple[Tensor, list[Tensor]]:
         """See `RowRule`."""
         waits = slots[2] - 1.0
-        admitted = _beside(waits, gradient) <= 0.0
-        taken = tf.where(admitted, gradient, tf.zeros_like(gradient))
-        n = slots[0] + tf.square(taken)
-        z = slots[1] + taken - (tf.sqrt(n) - tf.sqrt(slots[0])) / rate * value
+        admitted = _broadcast_over_rows(waits, gradient) <= 0.0
+        admitted_gradient = tf.where(admitted, gradient, tf.zeros_like(gradient))
+        n = slots[0] + tf.square(admitted_gradient)
+        z = slots[1] + admitted_gradient - (tf.sqrt(n) - tf.sqrt(slots[0])) / rate * value
         shrunk = tf.sign(z) * tf.maximum(tf.abs(z) - self.l1, 0.0)
         trained = -shrunk / ((self.beta + tf.sqrt(n)) / rate + self.l2)
         return tf.where(admitted, trained, value), [n, z, waits]
@@ -219,7 +219,7 @@ def at_least(name: str, value: float, least: float = 0.0) -> None:
         raise ConfigError(f"{name} must be at least {least:g}, got {value!r}.")
 
 
-def _beside(by_row: Tensor, gradient: Tensor) -> Tensor:
+def _broadcast_over_rows(by_row: Tensor, gradient: Tensor) -> Tensor:
     """Reshapes scalars of rows `[n]` to `[n, 1, ...]`, to broadcast over rows `[n, ...]`."""
     for _ in range(1, gradient.shape.rank):
         by_row = tf.expand_dims(by_row, -1)

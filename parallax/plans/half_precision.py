@@ -30,5 +30,5 @@ def sums_travel_as(dtype: str, wire: str | None) -> str:
 
 
 def element_bytes(dtype: str, own_bytes: int, travels_as: str) -> int:
-    """Bytes of an element on the wire; `own_bytes` where it travels unconverted."""
+    """Bytes of an element on the wire; `count_process_bytes` where it travels unconverted."""
     return own_bytes if travels_as == dtype else _BYTES[travels_as]

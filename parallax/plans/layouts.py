@@ -306,13 +306,14 @@ class LayoutRewrites:
         filled: rows of bags, to be padded to the number of a worker's examples.
         shapes: shapes with one per-worker axis.
         reported: partial sums that are reported as means over the workers.
-        whole_results: reported values that are not per-worker: every worker has that of the global batch.
+        global_results: reported values that are not per-worker: every worker has that of the global batch.
         sharded: tensor -> its layout, for tensors whose shapes are read.
         ends: tensor -> its layout, for row splits.
         concatenated: tensor -> its layout, for tensors whose pieces have their own layouts.
         lengths: the tensors of layout LengthValue.
-        told: tensor in a loop -> its value, or its elements, for those of `lengths` that follow from batch lengths.
-        of_worker_0: the tensors of which all workers use worker 0's value, as each computes another.
+        known_lengths: tensor in a loop -> its value, or its elements, for those of `lengths` that follow from batch
+            lengths.
+        from_worker_0: the tensors of which all workers use worker 0's value, as each computes another.
         fed: the scalars that are fed for batch lengths.
         squeezed: Squeeze of a sharded tensor -> the axes that it drops, whatever the per-worker batch length.
         refused: node that no update needs, and that reads a value of the global batch -> why it cannot be run.
@@ -324,13 +325,13 @@ class LayoutRewrites:
     filled: tuple[FilledRows, ...] = ()
     shapes: tuple[LocalShape, ...] = ()
     reported: tuple[ReportedSum, ...] = ()
-    whole_results: tuple[str, ...] = ()
+    global_results: tuple[str, ...] = ()
     sharded: Mapping[str, Sharded] = field(default_factory=dict, hash=False)
     ends: Mapping[str, RowEnds] = field(default_factory=dict, hash=False)
     concatenated: Mapping[str, Concatenated] = field(default_factory=dict, hash=False)
     lengths: tuple[str, ...] = ()
-    told: Mapping[str, tuple[Length, ...] | Length] = field(default_factory=dict, hash=False)
-    of_worker_0: tuple[str, ...] = ()
+    known_lengths: Mapping[str, tuple[Length, ...] | Length] = field(default_factory=dict, hash=False)
+    from_worker_0: tuple[str, ...] = ()
     fed: tuple[FedLength, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict, hash=False)
     squeezed: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)

@@ -104,12 +104,12 @@ class MemoryPlan:
 
     def to_json(self) -> str:
         """The JSON text that `parallax plan --memory --json` writes."""
-        found = asdict(self)
-        for one, use in zip(found["processes"], self.processes, strict=True):
+        fields = asdict(self)
+        for one, use in zip(fields["processes"], self.processes, strict=True):
             one["total_bytes"] = use.total_bytes
-        for one, host in zip(found["hosts"], self.hosts, strict=True):
+        for one, host in zip(fields["hosts"], self.hosts, strict=True):
             one["fits"] = host.fits
-        return json.dumps(found, indent=1) + "\n"
+        return json.dumps(fields, indent=1) + "\n"
 
 
 FIXED, BATCH, GRADIENTS = "fixed", "batch", "gradients"

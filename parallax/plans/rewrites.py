@@ -262,7 +262,7 @@ class Rewrites:
 
     Attributes:
         tables: the variables with owners.
-        held_by_row: tensors of the user's graph that contain local rows only and cannot be fetched.
+        sharded_tensors: tensors of the user's graph that contain local rows only and cannot be fetched.
         equal_random_ops: random ops that draw equal values on all workers: of initial values, and noise on gradients.
         initial_random_ops: random ops of initial values.
         local_variables: per-worker variable ops.
@@ -270,7 +270,7 @@ class Rewrites:
         scatters: dense gradients of tables.
         owned: nodes that run on servers, in topological order.
         terms: the mode of training.
-        keeps: accumulated gradients, where updates use several batches.
+        accumulated_gradients: accumulated gradients, where updates use several batches.
         alike_rows: constants that are combined with accumulated rows.
         batches: batches of possibly unequal length; one of a step.
         padded: ragged rows that are padded.
@@ -292,7 +292,7 @@ class Rewrites:
     lookups: tuple[Lookup, ...] = ()
     pushes: tuple[Push, ...] = ()
     collects: tuple[Collect, ...] = ()
-    held_by_row: tuple[str, ...] = ()
+    sharded_tensors: tuple[str, ...] = ()
     equal_random_ops: tuple[str, ...] = ()
     initial_random_ops: tuple[str, ...] = ()
     local_variables: tuple[str, ...] = ()
@@ -300,7 +300,7 @@ class Rewrites:
     scatters: tuple[Scatter, ...] = ()
     owned: tuple[Owned, ...] = ()
     terms: TrainingMode = TrainingMode()
-    keeps: tuple[AccumulateGradient, ...] = ()
+    accumulated_gradients: tuple[AccumulateGradient, ...] = ()
     alike_rows: tuple[AlikeRows, ...] = ()
     batches: tuple[UnevenBatch, ...] = ()
     padded: tuple[PaddedRows, ...] = ()

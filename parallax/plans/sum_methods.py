@@ -98,8 +98,8 @@ def rules_for(workers_by_host: Sequence[int], known: Sequence[SumRules]) -> tupl
         known: the measured methods.
     """
     counts = tuple(count for count in workers_by_host if count)
-    found = next((one.rules for one in known if one.workers_by_host == counts), None)
-    return stated_rules(counts) if found is None else found
+    known_rules = next((one.rules for one in known if one.workers_by_host == counts), None)
+    return stated_rules(counts) if known_rules is None else known_rules
 
 
 def fastest_rules(sizes_bytes: Sequence[int], seconds: Mapping[str, Sequence[float]]) -> tuple[SumRule, ...]:
@@ -119,10 +119,10 @@ def fastest_rules(sizes_bytes: Sequence[int], seconds: Mapping[str, Sequence[flo
     points.append(float(sizes_bytes[-1]))
     fastest: list[str] = []
     for size in points:
-        found = dict(_known_at(size, sizes_bytes, seconds))
-        best = min(found, key=lambda method: (found[method], method))
+        seconds_by_method = dict(_known_at(size, sizes_bytes, seconds))
+        best = min(seconds_by_method, key=lambda method: (seconds_by_method[method], method))
         last = fastest[-1] if fastest else best
-        fastest.append(last if found.get(last, math.inf) <= ALIKE * found[best] else best)
+        fastest.append(last if seconds_by_method.get(last, math.inf) <= ALIKE * seconds_by_method[best] else best)
     rules = [
         SumRule(round(math.sqrt(low * high)), method)
         for (low, method), (high, other) in itertools.pairwise(zip(points, fastest, strict=True))
@@ -181,9 +181,9 @@ def _known_at(
     size: float, sizes_bytes: Sequence[int], seconds: Mapping[str, Sequence[float]]
 ) -> Iterator[tuple[str, float]]:
     for method in METHODS:
-        found = seconds_at(size, sizes_bytes, seconds[method]) if seconds.get(method) else None
-        if found is not None:
-            yield method, found
+        interpolated_s = seconds_at(size, sizes_bytes, seconds[method]) if seconds.get(method) else None
+        if interpolated_s is not None:
+            yield method, interpolated_s
 
 
 def _of_doubling(counts: Sequence[int]) -> float:

@@ -17,7 +17,7 @@ class UnevenBatch:
         length: the edge by which a tensor of the graph reads the length, and must read that of the global batch; None
             where there is no such tensor.
         examples: its number of examples on each worker, where it has a fixed length; else 0.
-        alike: other sources of values computed from the batch, whose lengths must be equal in a run.
+        equal_length_sources: other sources of values computed from the batch, whose lengths must be equal in a run.
         examples_of: for elements, of which examples have unequally many, the name of the batch of these examples.
         has_end: whether the placeholder has one entry more than the batch, as row splits have.
     """
@@ -25,7 +25,7 @@ class UnevenBatch:
     name: str
     placeholder: str
     length: Edge | None = None
-    alike: tuple[str, ...] = ()
+    equal_length_sources: tuple[str, ...] = ()
     examples: int = 0
     examples_of: str = ""
     has_end: bool = False

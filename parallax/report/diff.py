@@ -9,7 +9,7 @@ from typing import Any
 
 from parallax.plans.plan import Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import Prediction
-from parallax.report.plan_table import flip_texts, held_by, members_texts
+from parallax.report.plan_table import describe_holders, flip_texts, members_texts
 from parallax.report.text import align, bytes_text, hosts_text, ms_text, pluralize
 
 _SHOWN = 60
@@ -35,35 +35,37 @@ class PlanDifference:
 
 def differences(first: Plan, second: Plan) -> tuple[PlanDifference, ...]:
     """All differences between two plans; empty when they are equal."""
-    found = list(_of_plans(first, second))
+    plan_differences = list(_of_plans(first, second))
     names = sorted({v.name for plan in (first, second) for v in plan.variables})
     by_name = [{v.name: v for v in plan.variables} for plan in (first, second)]
     for name in names:
         a, b = (of.get(name) for of in by_name)
         if a is None or b is None:
-            found.append(PlanDifference(name, "variable", *("there is none" if v is None else v.route for v in (a, b))))
+            plan_differences.append(
+                PlanDifference(name, "variable", *("there is none" if v is None else v.route for v in (a, b)))
+            )
         else:
-            found += _of_variables(a, b)
-    return tuple(found)
+            plan_differences += _of_variables(a, b)
+    return tuple(plan_differences)
 
 
-def difference_text(found: Sequence[PlanDifference], names: tuple[str, str] = ("A", "B")) -> str:
+def difference_text(plan_differences: Sequence[PlanDifference], names: tuple[str, str] = ("A", "B")) -> str:
     """The output of `parallax diff`.
 
     Args:
-        found: the differences.
+        plan_differences: the differences.
         names: of the two plans, for the heading.
     """
-    if not found:
+    if not plan_differences:
         return "The plans are equal.\n"
     rows = []
     named = ""
-    for one in found:
+    for one in plan_differences:
         variable = one.variable or "(plan)"
         rows.append(("" if variable == named else variable, one.what, one.first or "none", one.second or "none"))
         named = variable
     lines = align(("variable", "what", *names), rows)
-    differing = len({d.variable for d in found if d.variable})
+    differing = len({d.variable for d in plan_differences if d.variable})
     return "\n".join([*lines, f"{pluralize(differing, 'variable')} of the plans differ."]) + "\n"
 
 
@@ -78,7 +80,7 @@ def _key(variable: VariablePlan) -> tuple[object, ...]:
 
 
 def _place(variable: VariablePlan) -> str:
-    return f"{variable.route}, held by {held_by(variable)}"
+    return f"{variable.route}, held by {describe_holders(variable)}"
 
 
 def _of_plans(first: Plan, second: Plan) -> Iterator[PlanDifference]:
@@ -123,30 +125,30 @@ def _of_predictions(first: Prediction, second: Prediction) -> Iterator[PlanDiffe
             texts = [", ".join(_PREDICTED[field.name](one) for one in of) for of in (a, b)]
             yield PlanDifference("", field.name, *_cut(texts if texts[0] != texts[1] else (str(a), str(b))))
         else:
-            yield PlanDifference("", field.name.replace("_", " "), *_cut((_words(a), _words(b))))
+            yield PlanDifference("", field.name.replace("_", " "), *_cut((_join_values(a), _join_values(b))))
 
 
 def _of_variables(a: VariablePlan, b: VariablePlan) -> Iterator[PlanDifference]:
-    held = held_by(a), held_by(b)
-    if held[0] != held[1]:
-        yield PlanDifference(a.name, "rows held by", *held)
+    holders = describe_holders(a), describe_holders(b)
+    if holders[0] != holders[1]:
+        yield PlanDifference(a.name, "rows held by", *holders)
     shown: dict[str, tuple[str, Callable[[Any], str]]] = {
         "cls": ("class", lambda cls: str(cls.value)),
-        "owner_rows": ("rows of owners", _words),
-        "owner_pattern": ("pattern of owners", _words),
-        "servers": ("servers", _words),
+        "owner_rows": ("rows of owners", _join_values),
+        "owner_pattern": ("pattern of owners", _join_values),
+        "servers": ("servers", _join_values),
         "runner_up": ("next best", lambda r: "" if r is None else f"{r.route} +{ms_text(r.more_s)}"),
         "flips": ("another route", lambda flips: "; ".join(flip_texts(flips))),
         "rejected": ("other routes", lambda of: ", ".join(_cost_text(c) for c in of)),
     }
     for field in fields(VariablePlan):
         x, y = getattr(a, field.name), getattr(b, field.name)
-        if x == y or (field.name in ("owner_rows", "servers") and held[0] != held[1]):
+        if x == y or (field.name in ("owner_rows", "servers") and holders[0] != holders[1]):
             continue
         if field.name == "cost":
             yield from _of_costs(a, b)
             continue
-        what, words = shown.get(field.name, (field.name.replace("_", " "), _words))
+        what, words = shown.get(field.name, (field.name.replace("_", " "), _join_values))
         texts = words(x), words(y)
         yield PlanDifference(a.name, what, *_cut(texts if texts[0] != texts[1] else (str(x), str(y))))
 
@@ -160,7 +162,7 @@ def _of_costs(a: VariablePlan, b: VariablePlan) -> Iterator[PlanDifference]:
     if x.rounds != y.rounds:
         yield PlanDifference(a.name, "rounds", str(x.rounds), str(y.rounds))
     if x.terms != y.terms and x.seconds == y.seconds:
-        yield PlanDifference(a.name, "terms", *_cut((_words(x.terms), _words(y.terms))))
+        yield PlanDifference(a.name, "terms", *_cut((_join_values(x.terms), _join_values(y.terms))))
     if x.note != y.note:
         yield PlanDifference(a.name, "note", *_cut((x.note, y.note)))
 
@@ -176,7 +178,7 @@ def _format_change(values: Sequence[Any], words: Callable[[Any], str]) -> tuple[
     return texts
 
 
-def _words(value: object) -> str:
+def _join_values(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(str(v) for v in value)
     return "" if value is None else str(value)

@@ -11,10 +11,10 @@ _COLUMNS = ("process", "host", "values", "slots", "gradients, buffers", "saving"
 def memory_table(memory: MemoryPlan) -> str:
     """The output of `parallax plan --memory`; processes with the same figures on a host share a row."""
     rows = []
-    alike: dict[tuple[object, ...], list[ProcessUse]] = {}
+    equal_processes: dict[tuple[object, ...], list[ProcessUse]] = {}
     for use in memory.processes:
-        alike.setdefault((use.kind, use.host, _figures(use)), []).append(use)
-    for (kind, host, figures), uses in alike.items():
+        equal_processes.setdefault((use.kind, use.host, _figures(use)), []).append(use)
+    for (kind, host, figures), uses in equal_processes.items():
         numbers = name_ranks([use.number for use in uses], str(kind)) if kind != "launcher" else "launcher"
         rows.append((numbers, memory.hosts[int(str(host))].name, *figures))  # type: ignore[misc]
     lines = align(_COLUMNS, rows)

@@ -138,10 +138,10 @@ def _fold(rest: list[VariablePlan]) -> list[list[VariablePlan]]:
     return [alike for alike in by_kind.values() if len(alike) > 1]
 
 
-def _folded_text(alike: list[VariablePlan]) -> str:
-    names = ", ".join(variable.name for variable in alike[:_SHOWN_NAMES])
-    more = f" and {len(alike) - _SHOWN_NAMES} more, which --all shows" if len(alike) > _SHOWN_NAMES else ""
-    return f"{len(alike)} {alike[0].cls.value} variables ({alike[0].reason}): {names}{more}."
+def _folded_text(variables: list[VariablePlan]) -> str:
+    names = ", ".join(variable.name for variable in variables[:_SHOWN_NAMES])
+    more = f" and {len(variables) - _SHOWN_NAMES} more, which --all shows" if len(variables) > _SHOWN_NAMES else ""
+    return f"{len(variables)} {variables[0].cls.value} variables ({variables[0].reason}): {names}{more}."
 
 
 def _by_route(trained: list[VariablePlan]) -> list[str]:
@@ -151,12 +151,12 @@ def _by_route(trained: list[VariablePlan]) -> list[str]:
         by_route.setdefault(variable.route, []).append(variable)
     if not 1 < len(by_route) < len(trained):
         return []
-    found = []
-    for route, alike in sorted(by_route.items()):
-        sizes = [v.cost.sent_bytes for v in alike if v.cost.sent_bytes is not None]
-        size = f", {bytes_text(sum(sizes))}{_add_unknown(alike)}" if sizes else " of unknown size"
-        found.append(f"{route} {pluralize(len(alike), 'variable')}{size}")
-    return [f"By route: {'; '.join(found)}."]
+    phrases = []
+    for route, variables in sorted(by_route.items()):
+        sizes = [v.cost.sent_bytes for v in variables if v.cost.sent_bytes is not None]
+        size = f", {bytes_text(sum(sizes))}{_add_unknown(variables)}" if sizes else " of unknown size"
+        phrases.append(f"{route} {pluralize(len(variables), 'variable')}{size}")
+    return [f"By route: {'; '.join(phrases)}."]
 
 
 def _touched_setting(trained: list[VariablePlan]) -> list[str]:
@@ -168,7 +168,7 @@ def _touched_setting(trained: list[VariablePlan]) -> list[str]:
     return [f"To set what is unknown: parallax.Config(touched_rows={{{entries}}})  # {_IDS_WORDS}"]
 
 
-def explanation(plan: Plan, name: str) -> str:
+def explain_variable(plan: Plan, name: str) -> str:
     """The complete explanation of one variable of the plan.
 
     Raises:
@@ -194,13 +194,13 @@ def explanation(plan: Plan, name: str) -> str:
 
 def flip_texts(flips: tuple[Flip, ...]) -> tuple[str, ...]:
     """The values at which the choice would change, each as text: `allreduce above 1.97 Gbit/s`."""
-    found = []
+    texts = []
     for flip in flips:
         value = f"{8 * flip.value / 1e9:.3g} Gbit/s" if flip.quantity == LINK else f"{flip.value:.0f} touched rows"
         if flip.quantity == LINK and flip.value < 1.25e8:
             value = f"{8 * flip.value / 1e6:.3g} Mbit/s"
-        found.append(f"{flip.route} {'above' if flip.above else 'below'} {value}")
-    return tuple(found)
+        texts.append(f"{flip.route} {'above' if flip.above else 'below'} {value}")
+    return tuple(texts)
 
 
 def step_texts(plan: Plan) -> list[str]:
@@ -260,8 +260,8 @@ def _row(variable: VariablePlan, step_s: float | None, stage: str) -> tuple[str,
     touched = "" if variable.touched_rows is None else f"<= {variable.touched_rows}"
     touched = touched.removeprefix("<= ") if variable.touched_is_measured else touched
     sent = "" if variable.route == NO_ROUTE else _format_sent(variable.cost)
-    held = stage or held_by(variable)
-    row = (variable.name, variable.cls.value, shape, touched, variable.route, held, sent)
+    holders = stage or describe_holders(variable)
+    row = (variable.name, variable.cls.value, shape, touched, variable.route, holders, sent)
     if step_s is None:
         return (*row, variable.reason)
     seconds = "" if variable.route == NO_ROUTE else ms_text(variable.cost.seconds).removesuffix(" ms")
@@ -271,7 +271,7 @@ def _row(variable: VariablePlan, step_s: float | None, stage: str) -> tuple[str,
     return (*row, seconds, following, "; ".join(flip_texts(variable.flips)), variable.reason)
 
 
-def held_by(variable: VariablePlan) -> str:
+def describe_holders(variable: VariablePlan) -> str:
     """The holders of a variable's rows, as text."""
     if variable.servers:
         partitions = [server for part in variable.servers for server in part]
@@ -345,15 +345,15 @@ def _total(trained: list[VariablePlan]) -> str:
 
 def _server_total(plan: Plan, variables: list[VariablePlan], server: int) -> str:
     """The bytes that a server stores, and moves in a step for all workers."""
-    held = sent = 0
+    total = sent = 0
     for variable in variables:
         rows = sum(variable.owner_rows) or 1
-        held += value_bytes(variable) * variable.owner_rows[server] // rows
+        total += value_bytes(variable) * variable.owner_rows[server] // rows
         sent += plan.num_workers * (variable.cost.sent_bytes or 0) * variable.owner_rows[server] // rows
     host = f" on host {plan.servers[server]}" if len(plan.hosts) > 1 else ""
     more = _add_unknown([v for v in variables if v.owner_rows[server]])
     return (
-        f"Server {server}{host} holds {bytes_text(held)} of variables, and it and the workers send each other at most "
+        f"Server {server}{host} holds {bytes_text(total)} of variables, and it and the workers send each other at most "
         f"{bytes_text(sent)} per step{more}."
     )
 

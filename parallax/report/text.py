@@ -60,14 +60,14 @@ def name_ranks(ranks: Sequence[int], noun: str = "rank") -> str:
 
 def hosts_text(counts: Mapping[int, int]) -> str:
     """The number on each host, with equal neighbours merged: `2 on each of hosts 0-3, 1 on host 4`."""
-    alike: list[tuple[int, list[int]]] = []
+    equal_hosts: list[tuple[int, list[int]]] = []
     for host, count in sorted(counts.items()):
-        if alike and (count, host - 1) == (alike[-1][0], alike[-1][1][-1]):
-            alike[-1][1].append(host)
+        if equal_hosts and (count, host - 1) == (equal_hosts[-1][0], equal_hosts[-1][1][-1]):
+            equal_hosts[-1][1].append(host)
         elif count:
-            alike.append((count, [host]))
+            equal_hosts.append((count, [host]))
     return ", ".join(
-        f"{count} on {'each of ' if len(hosts) > 1 else ''}{name_ranks(hosts, 'host')}" for count, hosts in alike
+        f"{count} on {'each of ' if len(hosts) > 1 else ''}{name_ranks(hosts, 'host')}" for count, hosts in equal_hosts
     )
 
 

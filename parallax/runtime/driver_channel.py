@@ -158,16 +158,16 @@ class DriverSocket:
         LaunchError: none of the ports is free.
     """
 
-    def __init__(self, own: str | None = None, ports: tuple[int, int] | None = None) -> None:
+    def __init__(self, address: str | None = None, ports: tuple[int, int] | None = None) -> None:
         place: str | tuple[str, int]
-        if own is None:
+        if address is None:
             place = f"\0parallax-{secrets.token_hex(16)}"
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.bind(place)
             self._socket.listen()
         else:
-            self._socket = _listen(own, ports)
-            place = own, self._socket.getsockname()[1]
+            self._socket = _listen(address, ports)
+            place = address, self._socket.getsockname()[1]
         self.address = DriverAddress(place, secrets.token_bytes(32))
         self._socket.settimeout(_POLL_S)
 
@@ -213,16 +213,16 @@ def connect(address: DriverAddress) -> DriverConnection:
     return channel
 
 
-def _listen(own: str, ports: tuple[int, int] | None) -> socket.socket:
+def _listen(address: str, ports: tuple[int, int] | None) -> socket.socket:
     """Returns a socket that listens on a port of this machine."""
     reason = ""
     for port in range(ports[0], ports[1] + 1) if ports is not None else (0,):
         try:
-            return socket.create_server((own, port), family=socket.AF_INET6 if ":" in own else socket.AF_INET)
+            return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
         except OSError as error:
             reason = str(error.strerror)
     span = f"a port from {ports[0]} to {ports[1]}" if ports is not None else "a port"
-    raise LaunchError(_NO_PORT.format(span=span, own=own, reason=reason))
+    raise LaunchError(_NO_PORT.format(span=span, own=address, reason=reason))
 
 
 def _watch_peer(connected: socket.socket) -> None:

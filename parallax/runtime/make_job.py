@@ -33,18 +33,18 @@ _UNWRITABLE = (
 )
 
 
-def cluster_of(resource_info: str | Path | None, config: Config, wanted: Settings) -> Cluster:
+def cluster_of(resource_info: str | Path | None, config: Config, requested: Settings) -> Cluster:
     """Returns the machines; the command line overrides the script's own arguments."""
-    if wanted.workers is not None:
-        return local_cluster(wanted.workers, visible_gpus())
-    file = wanted.resource or resource_info
+    if requested.workers is not None:
+        return local_cluster(requested.workers, visible_gpus())
+    file = requested.resource or resource_info
     if file is None or str(file) in ("localhost", "127.0.0.1"):
         return local_cluster(config.workers, visible_gpus())
     if not isinstance(file, str | os.PathLike):
         raise ConfigError(f"resource_info must be the path of a resource file, or None, got {file!r}.")
     this_machine = local_cluster(config.workers, visible_gpus()).hosts[0]
     cluster = parse_resource_file(file, this_machine)
-    if wanted.role == Role.VERIFY and not cluster.is_local:
+    if requested.role == Role.VERIFY and not cluster.is_local:
         away = ", ".join(host.address for host in cluster.hosts if not host.is_this_machine)
         raise ConfigError(
             f"{file}: a verification runs only on this machine, where both sides keep their variables, but {away!r} "
@@ -133,10 +133,10 @@ def _job_name() -> str:
     return f"{uuid.uuid4().hex} {Path(sys.argv[0]).name} ({launcher})"
 
 
-def of_workers(wanted: Settings, config: Config) -> Settings:
-    """Returns the settings of a job's workers, given the launching process's settings `wanted`."""
+def of_workers(requested: Settings, config: Config) -> Settings:
+    """Returns the settings of a job's workers, given the launching process's settings `requested`."""
     return replace(
-        with_cluster(wanted, config),
+        with_cluster(requested, config),
         role=Role.WORKER,
         workers=None,
         resource=None,
@@ -167,10 +167,10 @@ def _preemption_grace_s(config: Config, mine: Settings) -> float | None:
     return config.ckpt_config.preemption_grace_s if saves else None
 
 
-def with_cluster(wanted: Settings, config: Config) -> Settings:
+def with_cluster(requested: Settings, config: Config) -> Settings:
     """Returns the settings with the fingerprint of the cluster profile, which only the launcher's host has."""
     cluster = read_measured(config.cluster_profile, None).cluster
-    return wanted if cluster is None else replace(wanted, cluster=cluster.fingerprint)
+    return requested if cluster is None else replace(requested, cluster=cluster.fingerprint)
 
 
 def new_folder() -> Path:

@@ -31,7 +31,7 @@ from parallax.base.types import (
 from parallax.runtime.checkpoint.checkpoints import Checkpoints, checkpoints
 from parallax.runtime.checkpoint.format.stored_tensors import variable_op
 from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook
-from parallax.runtime.checkpoint.positions import keep_positions
+from parallax.runtime.checkpoint.positions import build_positions
 from parallax.runtime.checkpoint.step_runs import StepRuns
 from parallax.runtime.checkpoint.values import VariableValues, values_of
 from parallax.runtime.guard.guard import Guard
@@ -89,7 +89,7 @@ def monitored_session(
         hooks = [*own, *more_hooks, LastHook(worker)]
         if guard is not None:
             guard.follow(worker_graph)
-        own_initializers = (*worker_graph.counter_initializers, *(s.initializer for s in worker_graph.streams.kept))
+        own_initializers = (*worker_graph.counter_initializers, *(s.initializer for s in worker_graph.streams.saved))
         counters = [imported.get_operation_by_name(n) for n in own_initializers]
         saved = memory = kept = None
         asked, places, is_equal = config.ckpt_config, places_of(worker_graph), worker_graph.synchronous
@@ -100,7 +100,7 @@ def monitored_session(
             touched, entries = NO_ROW_MEMORY, partial(entries_of_islands, meetings=meetings)
         if asked.keeps_state and place.keeps_positions and worker.positions is not None:
             shares = place.among_all.size if place.shares is None else place.shares
-            kept = keep_positions(worker_graph, worker.positions, members.workers, place.seed, shares)
+            kept = build_positions(worker_graph, worker.positions, members.workers, place.seed, shares)
         if asked.ckpt_dir is not None:
             saved = checkpoints(graph, places, asked, members.workers, touched, kept, entries)
             members.at_end.append(saved.finish)
@@ -173,7 +173,7 @@ def _scaffold(
         init_op=tf.group(*initializers),
         init_fn=_equal_on_all(worker_graph, later, resume),
         # TensorFlow would look for variables here that are on servers.
-        ready_op=v1.report_uninitialized_variables(_held_here(worker_graph)),
+        ready_op=v1.report_uninitialized_variables(_list_local_variables(worker_graph)),
         ready_for_local_init_op=tf.constant([], tf.string),
         # TensorFlow would build one that mistakes the local rows of a table for all of it.
         saver=v1.train.Saver([], allow_empty=True),
@@ -186,7 +186,7 @@ def _first_initializers(graph: Graph, later: set[str]) -> list[str]:
     return [name for name in names if name not in later]
 
 
-def _held_here(worker_graph: WorkerGraph) -> list[Variable]:
+def _list_local_variables(worker_graph: WorkerGraph) -> list[Variable]:
     """The variables that this worker stores: in full, or rows of them."""
     everything = [*v1.global_variables(), *v1.local_variables()]
     elsewhere = worker_graph.on_servers | worker_graph.elsewhere
@@ -229,15 +229,15 @@ def _drop_elsewhere(meta: MetaGraphDef, names: set[str]) -> None:
     for key, collection in meta.collection_def.items():
         kind, field = kinds.get(key, (variable_pb2.VariableDef, "variable_name"))
         if collection.HasField("bytes_list"):
-            found = [text for text in collection.bytes_list.value if _op_of(kind.FromString(text), field) in names]
-            collection.bytes_list.value[:] = found
+            remaining = [text for text in collection.bytes_list.value if _op_of(kind.FromString(text), field) in names]
+            collection.bytes_list.value[:] = remaining
         elif collection.HasField("node_list"):
-            found = [name for name in collection.node_list.value if name.split(":")[0] in names]
-            collection.node_list.value[:] = found
+            remaining = [name for name in collection.node_list.value if name.split(":")[0] in names]
+            collection.node_list.value[:] = remaining
 
 
-def _op_of(said: Argument, field: str) -> str:
-    return str(getattr(said, field)).split(":")[0]
+def _op_of(record: Argument, field: str) -> str:
+    return str(getattr(record, field)).split(":")[0]
 
 
 def _default_options() -> ConfigProto:

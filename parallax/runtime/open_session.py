@@ -36,12 +36,12 @@ from parallax.runtime.replan.replan import Replan
 from parallax.runtime.replan.requested_plan import RequestedChange
 from parallax.runtime.session_hooks import profile_hooks, trace_hooks
 from parallax.runtime.trace.options import TraceOptions
-from parallax.runtime.verify.claim_records import KeptTensors
+from parallax.runtime.verify.claim_records import SavedTensors
 from parallax.runtime.worker.heartbeat import Heartbeat, current_heartbeat
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
 from parallax.runtime.worker.reports.graph_files import write_events, write_text
-from parallax.runtime.worker.reports.graph_notes import tell_of_lost_positions, tell_of_whole_values
+from parallax.runtime.worker.reports.graph_notes import log_full_values, log_lost_positions
 from parallax.runtime.worker.reports.nan_report import NanReport
 from parallax.runtime.worker.reports.run_log import RunLog
 from parallax.runtime.worker.session.batch_comparison import BatchComparison
@@ -71,7 +71,7 @@ class SessionExtras:
         trace: which steps are traced, if any.
         measure: which steps are profiled, if any.
         replan: whether to search for a better plan, and how to use it.
-        kept: for verification, where tensors of each step are saved.
+        verification_folder: for verification, where tensors of each step are saved.
         has_values: whether `session.values` can read and write single variables.
         decisions: the launcher's rewrites of the graph, if this worker has the graph from it; hooks may then add
             nothing to the graph.
@@ -82,7 +82,7 @@ class SessionExtras:
     trace: TraceOptions | None = None
     measure: MeasureOptions | None = None
     replan: ReplanOptions | None = None
-    kept: Path | None = None
+    verification_folder: Path | None = None
     has_values: bool = False
     decisions: GraphDecisions | None = None
 
@@ -118,7 +118,7 @@ def open_session(
         hooks = _hooks(config, extras, members, worker, training, made, first)
         guard = _guard(config, members, worker, made.analysed, made.worker_graph)
         later = initialization_phases(made.analysed.captured)[1:]
-        meetings = meetings_of(made.alone, made.plan, made.worker_graph, members, worker, config.guard)
+        meetings = meetings_of(made.launcher_graph, made.plan, made.worker_graph, members, worker, config.guard)
         monitored, direct, saved, memory, values = monitored_session(
             graph,
             made.worker_graph,
@@ -138,9 +138,9 @@ def open_session(
             between_steps.append(_replan(extras.replan, config, members, worker, first, made, over))
         if searches(config, made.plan, extras.equal_randomness):
             wished = config.of_variables("partitions")
-            between_steps.append(PartitionSearch(members, worker, training, made.alone.spec, wished, over))
+            between_steps.append(PartitionSearch(members, worker, training, made.launcher_graph.spec, wished, over))
         layout = Layout(made.plan.hosts, parcel.servers)
-        change = RequestedChange(worker, training, made.alone.spec, layout, over, members.workers)
+        change = RequestedChange(worker, training, made.launcher_graph.spec, layout, over, members.workers)
         if meetings is not None:
             between_steps.append(MeetingsBetweenSteps(meetings, training, saved is not None))
         elif members.peers is None:
@@ -167,7 +167,7 @@ class _WorkerSetup:
 
     Attributes:
         plan: the launcher's.
-        alone: the user's graph, as the launcher has it.
+        launcher_graph: the user's graph, as the launcher has it.
         analysed: the graph with the additions of the user's hooks.
         place: this worker's place among the workers.
         worker_graph: the graph that this worker runs.
@@ -175,7 +175,7 @@ class _WorkerSetup:
     """
 
     plan: Plan
-    alone: AnalysedGraph
+    launcher_graph: AnalysedGraph
     analysed: AnalysedGraph
     place: editor.Worker
     worker_graph: WorkerGraph
@@ -207,13 +207,13 @@ def _make_graph(
     if saved.memory_steps is not None:
         recovered = state_in_memory(saved, members.workers)
     if saved.keeps_state and plan.synchronous and not plan.stages:
-        place = _going_on(place, _positions_of(recovered, saved, members.workers))
+        place = _continue_streams(place, _positions_of(recovered, saved, members.workers))
     overlaps = config.overlap and not equal_randomness
     remembers_rows = saved.remembers_rows or plan.islands is not None
     worker_graph = transform(analysed.captured.view, rewrites, place, remembers_rows, overlaps)
     if members.rank == 0:
-        tell_of_whole_values(worker_graph.cut_whole)
-        tell_of_lost_positions(worker_graph)
+        log_full_values(worker_graph.sliced_values)
+        log_lost_positions(worker_graph)
     return _WorkerSetup(plan, alone, analysed, place, worker_graph, recovered)
 
 
@@ -248,7 +248,7 @@ def _training(worker: WorkerContext, made: _WorkerSetup, members: ProcessGroup, 
     """Identifies and logs training runs; compares their batches if the script shards them itself."""
     updates = training_updates(made.analysed.captured, made.analysed.sources)
     training = TrainingRuns(worker, updates)
-    inputs = {one.name: one for one in made.worker_graph.inputs.kept}
+    inputs = {one.name: one for one in made.worker_graph.inputs.saved}
     _, size, rank = members.in_script
     worker.positions = InputPositions(rank, size, training.trains, inputs, made.plan.synchronous)
     view = made.analysed.captured.view
@@ -278,7 +278,7 @@ def _replan(
         wire_dtype=made.plan.wire_dtype,
         accumulate_steps=made.plan.accumulate_steps,
     )
-    return Replan(options, members, worker, first, made.alone, constraints, over)
+    return Replan(options, members, worker, first, made.launcher_graph, constraints, over)
 
 
 def _hooks(
@@ -291,15 +291,15 @@ def _hooks(
     first: FirstSteps | None,
 ) -> list[Hook]:
     """The hooks of the session's runs, in order."""
-    found: list[Hook] = [*profile_hooks(config, members.rank, worker, training)]
-    found += trace_hooks(extras.trace, worker, training, made.worker_graph)
-    if extras.kept is not None:
-        found.append(KeptTensors(extras.kept, members.rank, training))
+    hooks: list[Hook] = [*profile_hooks(config, members.rank, worker, training)]
+    hooks += trace_hooks(extras.trace, worker, training, made.worker_graph)
+    if extras.verification_folder is not None:
+        hooks.append(SavedTensors(extras.verification_folder, members.rank, training))
     if first is not None:
-        found.append(first)
+        hooks.append(first)
     if config.compute_dtype is not None:
-        found.append(EffectHook(training, members))
-    return found
+        hooks.append(EffectHook(training, members))
+    return hooks
 
 
 def _first_steps(
@@ -356,14 +356,14 @@ def _place(members: ProcessGroup, config: Config, equal_randomness: bool) -> edi
     )
 
 
-def _going_on(place: editor.Worker, found: StoredPositions | None) -> editor.Worker:
+def _continue_streams(place: editor.Worker, stored: StoredPositions | None) -> editor.Worker:
     """Restores the seed and the sharding of datasets from the start of the job, if the latest checkpoint has them."""
-    if found is None:
+    if stored is None:
         return replace(place, keeps_positions=True)
-    shares = None if found.is_in_shares(place.among_all.size) else found.shares
-    if found.seed != place.seed and place.among_all.rank == 0:
-        log.info(f"The seed is that of the job's first start, {found.seed}, so that all goes on in one order.")
-    return replace(place, keeps_positions=True, seed=found.seed, shares=shares)
+    shares = None if stored.is_in_shares(place.among_all.size) else stored.shares
+    if stored.seed != place.seed and place.among_all.rank == 0:
+        log.info(f"The seed is that of the job's first start, {stored.seed}, so that all goes on in one order.")
+    return replace(place, keeps_positions=True, seed=stored.seed, shares=shares)
 
 
 def _with_hooks(analysed: AnalysedGraph, graph: Graph, config: Config, synchronous: bool) -> AnalysedGraph:

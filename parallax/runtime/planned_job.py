@@ -49,22 +49,22 @@ def check_restarts(config: Config, cluster: Cluster, is_call: bool) -> None:
     Raises:
         ConfigError: names the missing setting.
     """
-    asked, memory_steps = config.restart, config.ckpt_config.memory_steps
-    if memory_steps is not None and (is_call or not asked.max_restarts):
+    restart, memory_steps = config.restart, config.ckpt_config.memory_steps
+    if memory_steps is not None and (is_call or not restart.max_restarts):
         raise ConfigError((_NO_LOOP if is_call else _NO_RESTARTS).format(number=memory_steps))
-    if asked.max_restarts and not config.ckpt_config.keeps_state and not is_call:
-        raise ConfigError(_NO_CHECKPOINTS.format(number=asked.max_restarts))
-    if asked.min_hosts is None:
+    if restart.max_restarts and not config.ckpt_config.keeps_state and not is_call:
+        raise ConfigError(_NO_CHECKPOINTS.format(number=restart.max_restarts))
+    if restart.min_hosts is None:
         return
-    if not asked.max_restarts:
-        raise ConfigError(f"min_hosts={asked.min_hosts} needs max_restarts. Set max_restarts.")
-    if asked.min_hosts > len(cluster.hosts):
+    if not restart.max_restarts:
+        raise ConfigError(f"min_hosts={restart.min_hosts} needs max_restarts. Set max_restarts.")
+    if restart.min_hosts > len(cluster.hosts):
         raise ConfigError(
-            f"min_hosts must be at most the number of hosts, {len(cluster.hosts)}, got {asked.min_hosts}."
+            f"min_hosts must be at most the number of hosts, {len(cluster.hosts)}, got {restart.min_hosts}."
         )
-    if asked.min_hosts < len(cluster.hosts) and config.plan_file is not None:
+    if restart.min_hosts < len(cluster.hosts) and config.plan_file is not None:
         raise ConfigError(
-            f"min_hosts={asked.min_hosts} lets the job continue on fewer hosts, for which {config.plan_file} is no "
+            f"min_hosts={restart.min_hosts} lets the job continue on fewer hosts, for which {config.plan_file} is no "
             "plan. Remove one of the two."
         )
 
@@ -101,15 +101,15 @@ def _launch_planned(
     launch: Launch,
 ) -> JobEnd:
     cluster, plan = planned
-    asked = config.restart
-    if not asked.max_restarts:
+    restart = config.restart
+    if not restart.max_restarts:
         return launch(job_of(plan, cluster))
     addresses = tuple(host.address for host in cluster.hosts)
     jobs = {addresses: job_of(plan, cluster)}
 
     def job_on(chosen: tuple[str, ...]) -> Job:
         if chosen not in jobs:
-            fewer = cluster.on(chosen)
+            fewer = cluster.restrict_to(chosen)
             other = plan_on(fewer)
             sys.stdout.write(plan_table(other))
             sys.stdout.flush()
@@ -117,9 +117,9 @@ def _launch_planned(
         return jobs[chosen]
 
     has_checkpoints = config.ckpt_config.keeps_state
-    spare = None if asked.no_spare else standby()
+    spare = None if restart.no_spare else standby()
     is_behind = config.ckpt_config.memory_steps is not None
-    options = RestartOptions(asked.max_restarts, asked.min_hosts, has_checkpoints, is_behind, spare)
+    options = RestartOptions(restart.max_restarts, restart.min_hosts, has_checkpoints, is_behind, spare)
     return launch_restarting(options, addresses, job_on, launch)
 
 

@@ -72,14 +72,14 @@ def number_or_none(name: str, value: object, least: int = 1, most: int | None = 
 
 def distinct_names(name: str, values: Sequence[object]) -> tuple[str, ...]:
     """Distinct names."""
-    found = []
+    names = []
     for one in values:
         if not isinstance(one, str) or not one.strip():
             raise ConfigError(f"{name} must be a list of names, and {one!r} is none.")
-        if one.strip() in found:
+        if one.strip() in names:
             raise ConfigError(f"{name} must have each name once, and {one!r} comes twice. Leave one out.")
-        found.append(one.strip())
-    return tuple(found)
+        names.append(one.strip())
+    return tuple(names)
 
 
 def number(name: str, value: object, least: int = 1) -> int:
@@ -133,13 +133,13 @@ def path_or_none(name: str, value: object) -> Path | None:
     return Path(value)
 
 
-def by_variable(name: str, value: Any, wanted: Any, least: int | None = None) -> Mapping[str, Any]:
-    """A mapping from variable names to `wanted`; a copy."""
+def by_variable(name: str, value: Any, kind: Any, least: int | None = None) -> Mapping[str, Any]:
+    """A mapping from variable names to `kind`; a copy."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name} must be a mapping from variable names to values, got {value!r}.")
     for key, item in value.items():
-        if not isinstance(key, str) or not isinstance(item, wanted) or isinstance(item, bool):
-            raise ConfigError(f"{name} must map variable names to {wanted.__name__}, got {key!r}: {item!r}.")
+        if not isinstance(key, str) or not isinstance(item, kind) or isinstance(item, bool):
+            raise ConfigError(f"{name} must map variable names to {kind.__name__}, got {key!r}: {item!r}.")
         if least is not None and item < least:
             raise ConfigError(f"{name} must map variable names to numbers of at least {least}, got {key!r}: {item!r}.")
     return dict(value)
@@ -152,10 +152,10 @@ def one_of(name: str, value: object, known: Sequence[str]) -> str:
     return value
 
 
-def instance_of(name: str, value: Any, wanted: type) -> Any:
+def instance_of(name: str, value: Any, kind: type) -> Any:
     """An instance of a type; None for its defaults."""
     if value is None:
-        return wanted()
-    if not isinstance(value, wanted):
-        raise ConfigError(f"{name} must be a parallax.{wanted.__name__}, got {value!r}.")
+        return kind()
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name} must be a parallax.{kind.__name__}, got {value!r}.")
     return value

@@ -39,7 +39,7 @@ from parallax.settings.parts import (
     RestartConfig,
     TableConfig,
 )
-from parallax.settings.variables import FIELD_BY_MAPPING, Variable, together
+from parallax.settings.variables import FIELD_BY_MAPPING, Variable, merge_mappings
 
 STALL_TIMEOUT_S = 60.0
 """How long a worker waits for the others in one run before the job is ended; far longer than any healthy step."""
@@ -97,8 +97,8 @@ def _sess_config(name: str, value: object) -> ConfigProto:
 def _replan(name: str, value: object) -> ReplanConfig:
     if isinstance(value, str):
         return ReplanConfig(value)
-    found: ReplanConfig = checks.instance_of(name, value, ReplanConfig)
-    return found
+    checked: ReplanConfig = checks.instance_of(name, value, ReplanConfig)
+    return checked
 
 
 def _hooks(name: str, value: object) -> tuple[Hook, ...]:
@@ -177,16 +177,16 @@ class Config:
     search_partitions: bool = setting(False, rule=checks.truth)
     export_graph_path: Path | str | None = setting(None, rule=checks.path_or_none)
     communication_config: CommunicationConfig = setting(
-        CommunicationConfig, rule=partial(checks.instance_of, wanted=CommunicationConfig)
+        CommunicationConfig, rule=partial(checks.instance_of, kind=CommunicationConfig)
     )
-    ckpt_config: CheckPointConfig = setting(CheckPointConfig, rule=partial(checks.instance_of, wanted=CheckPointConfig))
-    profile_config: ProfileConfig = setting(ProfileConfig, rule=partial(checks.instance_of, wanted=ProfileConfig))
+    ckpt_config: CheckPointConfig = setting(CheckPointConfig, rule=partial(checks.instance_of, kind=CheckPointConfig))
+    profile_config: ProfileConfig = setting(ProfileConfig, rule=partial(checks.instance_of, kind=ProfileConfig))
     _: KW_ONLY
     workers: int | None = setting(None, rule=checks.number_or_none)
-    variables: Mapping[str, Variable] = setting(dict, rule=partial(checks.by_variable, wanted=Variable))
-    routes: Mapping[str, str] = setting(dict, rule=partial(checks.by_variable, wanted=str))
-    partitions: Mapping[str, int] = setting(dict, rule=partial(checks.by_variable, wanted=int, least=1))
-    touched_rows: Mapping[str, int] = setting(dict, rule=partial(checks.by_variable, wanted=int))
+    variables: Mapping[str, Variable] = setting(dict, rule=partial(checks.by_variable, kind=Variable))
+    routes: Mapping[str, str] = setting(dict, rule=partial(checks.by_variable, kind=str))
+    partitions: Mapping[str, int] = setting(dict, rule=partial(checks.by_variable, kind=int, least=1))
+    touched_rows: Mapping[str, int] = setting(dict, rule=partial(checks.by_variable, kind=int))
     plan_file: Path | str | None = setting(
         None,
         Option((RUN, PLAN, VERIFY), "use a plan file unchanged", "FILE", ("--plan",), parse=absolute),
@@ -216,9 +216,9 @@ class Config:
         ),
         rule=checks.path_or_none,
     )
-    tables: TableConfig = setting(TableConfig, rule=partial(checks.instance_of, wanted=TableConfig))
+    tables: TableConfig = setting(TableConfig, rule=partial(checks.instance_of, kind=TableConfig))
     replan: ReplanConfig = setting(ReplanConfig, rule=_replan)
-    restart: RestartConfig = setting(RestartConfig, rule=partial(checks.instance_of, wanted=RestartConfig))
+    restart: RestartConfig = setting(RestartConfig, rule=partial(checks.instance_of, kind=RestartConfig))
     wire_dtype: str | None = setting(
         None,
         Option(
@@ -294,7 +294,7 @@ class Config:
             raise ConfigError(checks.unknown_setting("Config", name, _RULES))
         value = _RULES[name](name, value)
         if name in _OF_VARIABLES:
-            together(**self._of_variables(**{name: value}))
+            merge_mappings(**self._of_variables(**{name: value}))
         object.__setattr__(self, name, value)
 
     @property
@@ -320,7 +320,7 @@ class Config:
         Raises:
             ConfigError: when the two differ; a mapping may have been changed in place.
         """
-        records = together(**self._of_variables())
+        records = merge_mappings(**self._of_variables())
         return {name: value for name, record in records.items() if (value := getattr(record, said)) is not None}
 
     def _of_variables(self, **changed: object) -> dict[str, Any]:
@@ -334,7 +334,7 @@ _RULES = {declared.name: rule_of(declared) for declared in fields(Config)}
 ParallaxConfig = Config
 
 
-def moot_settings(config: Config) -> tuple[str, ...]:
+def list_ineffective_settings(config: Config) -> tuple[str, ...]:
     """A line for each setting that has no effect here, with the actual behaviour."""
     ps = config.communication_config.ps_config
     lines = {

@@ -232,26 +232,26 @@ def settings() -> Settings:
     return Settings(**{name: value_of(name, _KINDS[name], text) for name, text in texts.items() if text})
 
 
-def as_variables(wanted: Settings) -> dict[str, str]:
+def as_variables(requested: Settings) -> dict[str, str]:
     """The settings as environment variables, for a new process."""
-    found = {}
+    value_by_variable = {}
     for name in _KINDS:
-        value = getattr(wanted, name)
+        value = getattr(requested, name)
         if value is not None:
-            found[variable_of(name)] = value.value if isinstance(value, Role) else str(value)
-    return found
+            value_by_variable[variable_of(name)] = value.value if isinstance(value, Role) else str(value)
+    return value_by_variable
 
 
-def environment_with(wanted: Settings, more: Mapping[str, str]) -> dict[str, str]:
+def environment_with(requested: Settings, more: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `more` and with settings, for a new process."""
-    return {**os.environ, **more, **as_variables(wanted)}
+    return {**os.environ, **more, **as_variables(requested)}
 
 
 @contextmanager
-def apply_settings(wanted: Settings) -> Iterator[None]:
+def apply_settings(requested: Settings) -> Iterator[None]:
     """Context in which this process's environment contains the settings."""
     before = dict(os.environ)
-    os.environ.update(as_variables(wanted))
+    os.environ.update(as_variables(requested))
     try:
         yield
     finally:
@@ -332,5 +332,5 @@ def set_defaults(defaults: Mapping[str, str]) -> None:
 
 def python_path_with(folder: Path) -> str:
     """PYTHONPATH with `folder` in front; an installed package is found without it."""
-    own = [] if folder.name in ("site-packages", "dist-packages") else [str(folder)]
-    return os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
+    folders = [] if folder.name in ("site-packages", "dist-packages") else [str(folder)]
+    return os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])

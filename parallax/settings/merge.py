@@ -13,25 +13,25 @@ from parallax.settings.options import Option, name_of, options_of
 _Part = TypeVar("_Part")
 
 
-def merge_settings(config: _Part, wanted: Settings) -> _Part:
+def merge_settings(config: _Part, requested: Settings) -> _Part:
     """Returns a configuration with the command line's or the environment's values of its settings.
 
     Args:
         config: a Config, or a part of one.
-        wanted: the overriding settings.
+        requested: the overriding settings.
 
     Raises:
         ConfigError: when the result violates a rule of the configuration.
     """
-    given = {}
+    changes = {}
     for declared in fields(config):  # type: ignore[arg-type]
         value = getattr(config, declared.name)
-        asked = getattr(wanted, name_of(declared)) if options_of(declared) else None
-        if asked is not None:
-            given[declared.name] = asked
-        elif is_dataclass(value) and (part := merge_settings(value, wanted)) is not value:
-            given[declared.name] = part
-    return replace(config, **given) if given else config  # type: ignore[type-var]
+        requested_value = getattr(requested, name_of(declared)) if options_of(declared) else None
+        if requested_value is not None:
+            changes[declared.name] = requested_value
+        elif is_dataclass(value) and (part := merge_settings(value, requested)) is not value:
+            changes[declared.name] = part
+    return replace(config, **changes) if changes else config  # type: ignore[type-var]
 
 
 def options_by_setting() -> dict[str, tuple[Option, ...]]:

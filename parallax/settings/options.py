@@ -98,14 +98,14 @@ def setting(default: Any, *options: Option, rule: Callable[[str, Any], Any] | No
 
 def options_of(declared: Field[Any]) -> tuple[Option, ...]:
     """The options that set a field."""
-    found: tuple[Option, ...] = declared.metadata.get("options", ())
-    return found
+    declared_options: tuple[Option, ...] = declared.metadata.get("options", ())
+    return declared_options
 
 
 def rule_of(declared: Field[Any]) -> Callable[[str, Any], Any]:
     """The rule of a field."""
-    found: Callable[[str, Any], Any] = declared.metadata["rule"]
-    return found
+    rule: Callable[[str, Any], Any] = declared.metadata["rule"]
+    return rule
 
 
 def name_of(declared: Field[Any]) -> str:

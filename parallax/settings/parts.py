@@ -255,8 +255,8 @@ class ProfileConfig:
                 f"profile_range must be (first step, one past the last step), got {self.profile_range!r}."
             )
         checks.number_or_none("profile_worker", self.profile_worker, least=0)
-        wanted = (self.profile_steps is not None) + (self.profile_range is not None)
-        if wanted == 2 or (self.profile_dir is not None) != (wanted == 1):
+        stated_count = (self.profile_steps is not None) + (self.profile_range is not None)
+        if stated_count == 2 or (self.profile_dir is not None) != (stated_count == 1):
             raise ConfigError(
                 "Profiling needs profile_dir and either profile_steps or profile_range, got "
                 f"profile_dir={self.profile_dir!r}, profile_steps={self.profile_steps!r}, "

@@ -56,7 +56,7 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-def together(variables: Mapping[str, Variable], mappings: Mapping[str, Mapping[str, Any]]) -> dict[str, Variable]:
+def merge_mappings(variables: Mapping[str, Variable], mappings: Mapping[str, Mapping[str, Any]]) -> dict[str, Variable]:
     """Merges the settings into one record per variable.
 
     Args:
@@ -66,16 +66,16 @@ def together(variables: Mapping[str, Variable], mappings: Mapping[str, Mapping[s
     Raises:
         ConfigError: when a record and a mapping differ, or a value violates its rule.
     """
-    found = dict(variables)
-    for mapping, said in mappings.items():
+    merged = dict(variables)
+    for mapping, value_by_variable in mappings.items():
         field = FIELD_BY_MAPPING[mapping]
-        for name, value in said.items():
+        for name, value in value_by_variable.items():
             _RULES[field](f"{mapping}[{name!r}]", value)
-            record = found.get(name, Variable())
+            record = merged.get(name, Variable())
             known = getattr(record, field)
             if known not in (None, value):
                 raise ConfigError(
                     f"variables[{name!r}].{field} is {known!r}, but {mapping}[{name!r}] is {value!r}. Set only one."
                 )
-            found[name] = replace(record, **{field: value})
-    return found
+            merged[name] = replace(record, **{field: value})
+    return merged

@@ -30,7 +30,7 @@ def check_pass(editor: Editor, rewrites: Rewrites, done: str) -> None:
     Raises:
         TransformError: an invariant is violated.
     """
-    for node, rule in (*_unsound(editor), *_LEFT.get(done, _nothing)(editor, rewrites)):
+    for node, rule in (*_unsound(editor), *_LEFT.get(done, _check_nothing)(editor, rewrites)):
         raise TransformError(f"After pass {done}, {node!r} must {rule}. This is a fault of Parallax: please report it.")
 
 
@@ -43,13 +43,13 @@ def _unsound(editor: Editor) -> Iterator[_Broken]:
     for node in (*became, *(node for node, _ in editor.attributes)):
         if node not in view.nodes:
             yield node, "be in the graph, as it was changed"
-    gone = set(became)
-    if len(gone) < len(became):
+    removed = set(became)
+    if len(removed) < len(became):
         yield next(node for node in became if became.count(node) > 1), "become one thing: constant, identity or no-op"
     for node in editor.no_ops:
         for tensor in view.outputs(node):
             for edge in view.consumers(tensor):
-                if edge not in editor.redirected and edge.node not in gone:
+                if edge not in editor.redirected and edge.node not in removed:
                     yield edge.node, f"take what is there, and its input {edge.slot} is {tensor!r} of a removed op"
 
 
@@ -78,7 +78,7 @@ def _partitions(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
 
 
 def _check_kept(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
-    for keep in rewrites.keeps:
+    for keep in rewrites.accumulated_gradients:
         yield from _check_led(
             editor, (*keep.value_edges, *keep.index_edges), "the gradients of all batches of an update"
         )
@@ -122,7 +122,7 @@ def _check_gathered(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
         if rewrites.table(gather.table).servers:
             continue
         yield from _check_led(editor, gather.edges, "all rows")
-        if gather.tensor not in editor.whole:
+        if gather.tensor not in editor.full_tensors:
             yield split_tensor(gather.tensor)[0], "have all rows beside it, for whoever fetches it"
 
 
@@ -136,7 +136,7 @@ def _check_padded(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
     yield from _check_led(editor, [Edge(one.node, 0) for one in rewrites.padded], "the longest row of all workers")
 
 
-def _nothing(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
+def _check_nothing(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
     yield from ()
 
 

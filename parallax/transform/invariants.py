@@ -33,12 +33,12 @@ def _check_passes(nodes: Mapping[str, NodeDef], rewrites: Rewrites, worker: Work
     for table in rewrites.tables:
         if table.servers:
             continue
-        wanted = list(table.local_shape(worker.rank, worker.size))[:1]
+        expected = list(table.local_shape(worker.rank, worker.size))[:1]
         for member in table.members:
             shape = [dim.size for dim in nodes[member].attr["shape"].shape.dim]
-            if shape[:1] != wanted:
+            if shape[:1] != expected:
                 raise TransformError(
-                    f"{member!r} must have the local shape {[*wanted, *shape[1:]]} on worker {worker.rank}, and has "
+                    f"{member!r} must have the local shape {[*expected, *shape[1:]]} on worker {worker.rank}, and has "
                     f"{shape}."
                 )
     for lookup in rewrites.lookups:
@@ -89,8 +89,8 @@ def check_exchanges(nodes: Mapping[str, NodeDef], rewrites: Rewrites) -> None:
     exchanged += [(*c.values, *c.indices) for c in rewrites.collects]
     for edges in exchanged:
         for edge in edges:
-            taken = _input(nodes[edge.node], edge.slot)
-            if not taken.startswith("parallax/"):
+            tensor_read = _input(nodes[edge.node], edge.slot)
+            if not tensor_read.startswith("parallax/"):
                 raise TransformError(
-                    f"Input {edge.slot} of {edge.node!r} must take exchanged rows, and takes {taken!r}."
+                    f"Input {edge.slot} of {edge.node!r} must take exchanged rows, and takes {tensor_read!r}."
                 )

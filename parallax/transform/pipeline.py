@@ -17,14 +17,14 @@ from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.between_passes import check_pass
-from parallax.transform.building.all_to_all import meet_within
+from parallax.transform.building.all_to_all import restrict_to_team
 from parallax.transform.building.editor import (
     SCOPE,
     Counter,
     Cut,
-    CutWhole,
     Editor,
     GradientAccumulation,
+    SlicedValue,
     Worker,
     open_editor,
 )
@@ -38,7 +38,7 @@ from parallax.transform.passes.exchange import exchange_rows
 from parallax.transform.passes.full_batches import FullBatch, add_full_batches
 from parallax.transform.passes.gradients_to_servers import scatter_gradients
 from parallax.transform.passes.inputs import IteratorsOfGraph, keep_inputs
-from parallax.transform.passes.joined_messages import JoinedMessage, join_all_reduces
+from parallax.transform.passes.joined_messages import FusedMessage, fuse_all_reduces
 from parallax.transform.passes.layouts import change_layouts
 from parallax.transform.passes.local_tables import gather_rows, slice_rows, spread_tables
 from parallax.transform.passes.micro_shares import weigh_micro_batches
@@ -78,10 +78,10 @@ class WorkerGraph:
 
     Attributes:
         graph_def: the changed graph; it contains all of the user's names.
-        whole: tensor of local rows -> the tensor of all rows, for fetches.
-        held_by_row: tensors that contain local rows only.
+        full_tensors: tensor of local rows -> the tensor of all rows, for fetches.
+        sharded_tensors: tensors that contain local rows only.
         cuts: tensors that are fed empty values when a fetch does not need them.
-        joined: fused all-reduces; parts that a run does not need are fed empty values, too.
+        fused: fused all-reduces; parts that a run does not need are fed empty values, too.
         counters: counters of the exchanges.
         roundings: measurements of rounding on the wire.
         counter_initializers: ops that reset all of these to zero, and the record of touched rows.
@@ -92,9 +92,9 @@ class WorkerGraph:
         local_variables: per-worker variable ops.
         synchronous: whether every step uses the gradients of all workers.
         overlaps: whether it has gates at which overlapping runs are serialized.
-        cut_whole: values that this worker computes in full although only rows of them are needed.
+        sliced_values: values that this worker computes in full although only rows of them are needed.
         accumulate_steps: the number of batches whose gradients are accumulated before they are sent.
-        keepings: the accumulated gradients; empty where every batch makes an update.
+        accumulations: the accumulated gradients; empty where every batch makes an update.
         batch_writes: nodes of the user's graph that write with every batch, though all workers share the variable.
         update_writes: nodes of the user's graph that write with the update only, though each worker has its own part.
         micro_share: the tensor that is fed a micro-batch's share of its step's examples; empty where no step is split.
@@ -110,10 +110,10 @@ class WorkerGraph:
     """
 
     graph_def: GraphDef
-    whole: dict[str, str]
-    held_by_row: frozenset[str]
+    full_tensors: dict[str, str]
+    sharded_tensors: frozenset[str]
     cuts: tuple[Cut, ...]
-    joined: tuple[JoinedMessage, ...]
+    fused: tuple[FusedMessage, ...]
     counters: tuple[Counter, ...]
     roundings: tuple[Rounding, ...]
     counter_initializers: tuple[str, ...]
@@ -124,9 +124,9 @@ class WorkerGraph:
     local_variables: frozenset[str]
     synchronous: bool
     overlaps: bool
-    cut_whole: tuple[CutWhole, ...]
+    sliced_values: tuple[SlicedValue, ...]
     accumulate_steps: int = 1
-    keepings: tuple[GradientAccumulation, ...] = ()
+    accumulations: tuple[GradientAccumulation, ...] = ()
     batch_writes: frozenset[str] = frozenset()
     update_writes: frozenset[str] = frozenset()
     micro_share: str = ""
@@ -145,7 +145,7 @@ def _keep_fetchable(editor: Editor) -> None:
     for node in editor.no_ops:
         if editor.view.op(node) == "IdentityN":
             for number, tensor in enumerate(editor.view.inputs(node)):
-                editor.whole.setdefault(f"{node}:{number}", editor.whole.get(tensor, tensor))
+                editor.full_tensors.setdefault(f"{node}:{number}", editor.full_tensors.get(tensor, tensor))
 
 
 @cycles_wait
@@ -179,7 +179,7 @@ def transform(
         streams = keep_streams(changed, view, frozenset(rewrites.initial_random_ops))
         inputs = keep_inputs(changed, view, worker.among_all)
     if worker.islands > 1:
-        meet_within(GROUP, changed)
+        restrict_to_team(GROUP, changed)
     lazy = lazily_updated(editor)
     read = keep_up_to_date(changed, lazy)
     touched = remember_touched_rows(changed, editor, rewrites) if remembers_rows else NO_ROW_MEMORY
@@ -189,11 +189,11 @@ def transform(
     for places in rewrites.stages:
         check(changed, rewrites, worker)
         changed, stages = cut_stages(changed, places, worker.stage, view, editor.scratch)
-        meet_within(STAGE, changed)
+        restrict_to_team(STAGE, changed)
         counters = tuple(one for one in counters if stages.is_here(split_tensor(one.tensor)[0]))
         initializers = tuple(one for one in initializers if stages.is_here(one))
         elsewhere = stages.variables_elsewhere(view)
-    joined = join_all_reduces(changed, None if stages is None else stages.whole)
+    fused = fuse_all_reduces(changed, None if stages is None else stages.whole)
     in_parts = [step for one in rewrites.micro_batches for step in one.steps]
     full = add_full_batches(changed, worker, rewrites.terms.accumulate_steps, in_parts)
     can_overlap = overlaps and worker.size > 1 and rewrites.terms.synchronous and not worker.servers
@@ -203,10 +203,10 @@ def transform(
         check(changed, rewrites, worker)
     return WorkerGraph(
         graph_def=changed,
-        whole=read | {tensor: read.get(whole, whole) for tensor, whole in editor.whole.items()},
-        held_by_row=frozenset((*rewrites.held_by_row, *editor.held_by_row)),
+        full_tensors=read | {tensor: read.get(whole, whole) for tensor, whole in editor.full_tensors.items()},
+        sharded_tensors=frozenset((*rewrites.sharded_tensors, *editor.sharded_tensors)),
         cuts=tuple(editor.cuts),
-        joined=joined,
+        fused=fused,
         overlaps=can_overlap or stages is not None,
         counters=counters,
         roundings=tuple(editor.wire.roundings),
@@ -217,9 +217,9 @@ def transform(
         partitions={op: tuple(str(part.op.name) for part in parts) for op, parts in editor.partitions.items()},
         local_variables=frozenset(rewrites.local_variables),
         synchronous=rewrites.terms.synchronous,
-        cut_whole=tuple(editor.cut_whole),
+        sliced_values=tuple(editor.sliced_values),
         accumulate_steps=rewrites.terms.accumulate_steps,
-        keepings=tuple(editor.keepings),
+        accumulations=tuple(editor.keepings),
         batch_writes=frozenset(rewrites.batch_writes),
         update_writes=frozenset(node for one in rewrites.micro_batches for node in one.updates),
         micro_share="" if editor.micro_share is None else str(editor.micro_share.name),

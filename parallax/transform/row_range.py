@@ -14,7 +14,7 @@ from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge, GraphView
 from parallax.plans.rewrites import Rewrites, TrainingMode
 from parallax.transform.building.editor import Worker, open_editor
-from parallax.transform.passes.initial_rows import OwnRows
+from parallax.transform.passes.initial_rows import LocalRows
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ def range_of_rows(graph_def: GraphDef, tensor: str, rows: int, first: int, count
     """
     whole = type(graph_def)()
     whole.CopyFrom(graph_def)
-    taken = whole.node.add(name="rows", op="Identity", input=[tensor])
+    identity = whole.node.add(name="rows", op="Identity", input=[tensor])
     view = GraphView(whole)
-    taken.attr["T"].type = tf.as_dtype(view.dtype(tensor)).as_datatype_enum
+    identity.attr["T"].type = tf.as_dtype(view.dtype(tensor)).as_datatype_enum
     editor = open_editor(view, Worker(0, 1, 0), TrainingMode())
-    edge = Edge(taken.name, 0)
+    edge = Edge(identity.name, 0)
     with editor.scratch.as_default(), tf.name_scope("parallax/"):
-        found = OwnRows(editor, Rewrites()).at(edge, tensor, rows, _RowsInARange((0,), 1, rows, first, count), 0)
-    editor.redirect([edge], found)
-    return None if editor.cut_whole else (editor.finish(), f"{taken.name}:0")
+        sliced = LocalRows(editor, Rewrites()).at(edge, tensor, rows, _RowsInARange((0,), 1, rows, first, count), 0)
+    editor.redirect([edge], sliced)
+    return None if editor.sliced_values else (editor.finish(), f"{identity.name}:0")

@@ -73,7 +73,7 @@ def renamed_tensor(tensor: str, names: Mapping[str, str]) -> str:
     return f"{names[node]}:{number}" if node in names else tensor
 
 
-def held_elsewhere(running: WorkerGraph, new: WorkerGraph) -> frozenset[str]:
+def list_stored_elsewhere(running: WorkerGraph, new: WorkerGraph) -> frozenset[str]:
     """The variable ops of which any worker has other rows in the new plan."""
     return frozenset(
         op
@@ -82,7 +82,7 @@ def held_elsewhere(running: WorkerGraph, new: WorkerGraph) -> frozenset[str]:
     )
 
 
-def beside(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, number: int) -> SwappedGraph:
+def add_plan(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, number: int) -> SwappedGraph:
     """Adds a new plan's graph to the running one.
 
     Args:
@@ -119,7 +119,7 @@ def beside(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, num
         if "seed" in node.attr and "seed2" in node.attr:
             copy.attr["seed2"].i = mix_seed(node.attr["seed2"].i, copy.name, 0)  # the first numbers have been drawn
             redrawn.append(name)
-        _give_own_state(copy, name, prefix)
+        _separate_state(copy, name, prefix)
         _forget_places_outside(added.node.add(), copy, prefix)
     return SwappedGraph(_in_session(new, whole, here), here, added, tuple(sorted(redrawn)))
 
@@ -127,8 +127,8 @@ def beside(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, num
 def _find_changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
     """The nodes of the new graph that cannot be shared with the running one."""
     before = {node.name: node for node in running.graph_def.node}
-    elsewhere = held_elsewhere(running, new)
-    kept = _kept_partitions(running, new, before)
+    elsewhere = list_stored_elsewhere(running, new)
+    unchanged = _find_unchanged_partitions(running, new, before)
     functions = {function.signature.name: function for function in running.graph_def.library.function}
     odd = {f.signature.name for f in new.graph_def.library.function if functions.get(f.signature.name, f) != f}
     if odd:
@@ -137,11 +137,11 @@ def _find_changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
     for node in new.graph_def.node:
         for name in node.input:
             takers.setdefault(_node(name), []).append(node.name)
-    own = f"{SCOPE}/"
+    prefix = f"{SCOPE}/"
     waiting = [
         node.name
         for node in new.graph_def.node
-        if (node.name.startswith(own) and node.name not in kept and not node.name.startswith(f"{TURNS}/"))
+        if (node.name.startswith(prefix) and node.name not in unchanged and not node.name.startswith(f"{TURNS}/"))
         or node.name in elsewhere
         or before.get(node.name) != node
     ]
@@ -163,7 +163,7 @@ def _find_changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
     return changed
 
 
-def _kept_partitions(running: WorkerGraph, new: WorkerGraph, before: Mapping[str, NodeDef]) -> frozenset[str]:
+def _find_unchanged_partitions(running: WorkerGraph, new: WorkerGraph, before: Mapping[str, NodeDef]) -> frozenset[str]:
     """The partitions of variables of which servers store the same rows in both plans."""
     after = {node.name: node for node in new.graph_def.node}
     return frozenset(
@@ -226,7 +226,7 @@ def _rename(node: NodeDef, names: Mapping[str, str]) -> None:
             places[place] = f"loc:@{names.get(op, op)}".encode()
 
 
-def _give_own_state(node: NodeDef, name: str, prefix: str) -> None:
+def _separate_state(node: NodeDef, name: str, prefix: str) -> None:
     """Separates the state of a variable, or of a node that the transform made, from another plan's of the same name."""
     if "shared_name" not in node.attr:
         return
@@ -248,15 +248,15 @@ def _forget_places_outside(added: GraphDef, node: NodeDef, prefix: str) -> None:
 
 
 def _in_session(new: WorkerGraph, graph_def: GraphDef, names: Mapping[str, str]) -> WorkerGraph:
-    def tensors(found: Iterable[str]) -> tuple[str, ...]:
-        return tuple(renamed_tensor(name, names) for name in found)
+    def tensors(planned: Iterable[str]) -> tuple[str, ...]:
+        return tuple(renamed_tensor(name, names) for name in planned)
 
     return replace(
         new,
         graph_def=graph_def,
-        whole={name: renamed_tensor(tensor, names) for name, tensor in new.whole.items()},
+        full_tensors={name: renamed_tensor(tensor, names) for name, tensor in new.full_tensors.items()},
         cuts=tuple(replace(cut, tensor=renamed_tensor(cut.tensor, names)) for cut in new.cuts),
-        joined=tuple(replace(one, members=tensors(one.members), parts=tensors(one.parts)) for one in new.joined),
+        fused=tuple(replace(one, members=tensors(one.members), parts=tensors(one.parts)) for one in new.fused),
         counters=tuple(replace(one, tensor=renamed_tensor(one.tensor, names)) for one in new.counters),
         roundings=tuple(
             replace(one, tensor=renamed_tensor(one.tensor, names), initializer=renamed_tensor(one.initializer, names))
@@ -269,9 +269,9 @@ def _in_session(new: WorkerGraph, graph_def: GraphDef, names: Mapping[str, str])
             for one in new.full
         ),
         partitions={op: tensors(parts) for op, parts in new.partitions.items()},
-        keepings=tuple(
+        accumulations=tuple(
             GradientAccumulation(one.source, tensors(one.begin), tensors(one.add), tensors(one.take))
-            for one in new.keepings
+            for one in new.accumulations
         ),
     )
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import tensorflow.compat.v1 as tf
 
-from parallax.analysis.cut.plan_stages import graph_cut_of
+from parallax.analysis.cut.plan_stages import get_graph_cut
 from parallax.analysis.cut.stage_cut import CutRates
 from parallax.analysis.stages import analyse, plan_for
 from parallax.base.errors import NotEnoughMemory, PlanError
@@ -115,7 +115,7 @@ def test_equal_stages_idle_as_a_pipeline_does(plan, stages, micro_batches):
 
 
 def test_the_cut_is_the_best_of_all(analysed):
-    found = graph_cut_of(analysed.captured, analysed.sources)
+    found = get_graph_cut(analysed.captured, analysed.sources)
     crossing = found._crossing_bytes()
     for byte_s, op_seconds in itertools.product([1e-12, 1e-9, 1e-7], [{}, {f"layer{n}": 1.0 + n for n in range(8)}]):
         rates = CutRates(1.0, byte_s, 32.0, op_seconds)
@@ -130,7 +130,7 @@ def test_the_cut_is_the_best_of_all(analysed):
 
         for count in (2, 3):
             every = itertools.combinations(range(1, len(costs)), count - 1)
-            chosen = [max(position[node] for node in ends) + 1 for ends in found.best_ends(count, rates)]
+            chosen = [max(position[node] for node in ends) + 1 for ends in found.find_best_ends(count, rates)]
             assert dearest(chosen) == pytest.approx(min(map(dearest, every)))
 
 

@@ -101,7 +101,7 @@ def test_options_that_need_one_team_are_refused_by_name(analysed, name):
     from parallax.cluster.machines import local_cluster
 
     call = checked_call(None, None, True, Config(islands=Islands(count=2)))
-    call = replace(call, wanted=replace(call.wanted, **{name: 3}))
+    call = replace(call, requested=replace(call.requested, **{name: 3}))
     with pytest.raises(PlanError, match=f"--{name.replace('_', '-')} is not supported yet with islands"):
         plan_on(local_cluster(4, ""), analysed, call)
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 import parallax
-from parallax.analysis.planner import terms_of
+from parallax.analysis.planner import get_training_mode
 from parallax.base.errors import PlanError
 from parallax.graph.spec import Part, VariableClass, VariableSpec
 from parallax.plans.plan import Plan, one_host, plan_from_json
-from parallax.report.plan_table import explanation, plan_table
+from parallax.report.plan_table import explain_variable, plan_table
 from tests.analysis.specs import dense, make_plan, sparse, spec
 
 
@@ -26,7 +26,7 @@ def test_a_plan_says_what_travels_in_half_precision_and_keeps_it(wire: str, said
     assert [said in note for note in plan.notes] == [wire == "float16", True]
     assert f"note: rows and their gradients are sent as {wire}" in plan_table(plan)
     assert plan_from_json(plan.to_json()) == plan
-    assert terms_of(plan).wire_dtype == wire
+    assert get_training_mode(plan).wire_dtype == wire
 
 
 def test_kept_gradients_travel_once_for_all_batches_of_an_update() -> None:
@@ -44,7 +44,7 @@ def test_kept_gradients_travel_once_for_all_batches_of_an_update() -> None:
     pushed = 1000  # no more than there are
     assert {r.route: r.sent_bytes for r in (one.cost, *one.rejected)}["alltoall"] == 3 * (2000 + pushed) * 36 // 4
     assert one.route == "allreduce" and planned.route == "alltoall"
-    assert many.accumulate_steps == terms_of(many).accumulate_steps == 40
+    assert many.accumulate_steps == get_training_mode(many).accumulate_steps == 40
     assert "note: each update takes the gradients of 40 batches of every worker" in plan_table(many)
     assert plan_from_json(many.to_json()) == many
 
@@ -200,4 +200,6 @@ def test_the_table_and_the_explanation_show_every_figure(golden) -> None:
     odd = replace(sparse("odd"), cls=VariableClass.NOT_SHARDABLE, reason="Sort 'sort' has no rule")
     frozen = VariableSpec("step", (), "int64", 8, (Part("step", ()),), False, VariableClass.UNTRAINED)
     plan = make_plan(spec(dense(), sparse(), odd, sparse("unknown", ids=None), frozen), 4)
-    golden("plan_table.txt", plan_table(plan) + "\n" + explanation(plan, "emb") + "\n" + explanation(plan, "odd"))
+    golden(
+        "plan_table.txt", plan_table(plan) + "\n" + explain_variable(plan, "emb") + "\n" + explain_variable(plan, "odd")
+    )

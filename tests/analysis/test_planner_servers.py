@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from parallax.analysis.planner import make_plan, placements, terms_of
+from parallax.analysis.planner import get_training_mode, make_plan, placements
 from parallax.base.errors import PlanError
 from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
 from parallax.plans.plan import Layout, PlanConstraints, RouteCost, one_host, plan_from_json
 from parallax.plans.rewrites import Placement, TrainingMode
-from parallax.report.plan_table import explanation, plan_table
+from parallax.report.plan_table import explain_variable, plan_table
 from tests.analysis.specs import dense, sparse, spec
 
 TWO_HOSTS = Layout((2, 2), (0, 1))
@@ -58,7 +58,7 @@ def test_run_option_ps_puts_every_trained_variable_on_servers() -> None:
         "frozen": "none",
         "global_step": "none",
     }
-    assert plan.servers == (0, 1) and terms_of(plan) == TrainingMode(True, True, "servers")
+    assert plan.servers == (0, 1) and get_training_mode(plan) == TrainingMode(True, True, "servers")
 
 
 def test_run_option_mpi_plans_no_servers_and_refuses_them_by_name() -> None:
@@ -80,7 +80,7 @@ def test_asynchronous_training_says_so_in_the_plan() -> None:
     assert plan.variable("w").reason == "asynchronous training"
     assert plan.variable("frozen").reason == "no gradient: each worker's own, as none waits for the others"
     assert plan.notes == ("asynchronous: each worker updates the variables on the servers on its own",)
-    assert terms_of(plan).synchronous is False
+    assert get_training_mode(plan).synchronous is False
 
 
 def test_asynchronous_training_without_servers_is_refused() -> None:
@@ -132,7 +132,7 @@ def test_hybrid_puts_what_is_looked_up_by_row_on_hosts_for_servers() -> None:
         "w": "allreduce",
     }
     assert plan.variable("emb").reason == "some hosts run servers only"
-    assert plan.servers == (1, 2) and terms_of(plan).sums == "collectives"
+    assert plan.servers == (1, 2) and get_training_mode(plan).sums == "collectives"
 
 
 def test_hybrid_obeys_a_wish_for_servers() -> None:
@@ -209,5 +209,5 @@ def test_the_table_and_the_explanation_show_hosts_servers_and_what_each_holds(go
     spread = make_plan(of, Layout((2, 2, 0), (0, 1, 2, 2)), constraints)
     one = make_plan(of, one_host(2, 2), replace(constraints, synchronous=False))
     hybrid = make_plan(of, HOSTS_FOR_SERVERS)
-    shown = [plan_table(spread), *(explanation(spread, n) for n in ("emb", "long", "w")), plan_table(one)]
-    golden("plan_table_servers.txt", "\n".join([*shown, explanation(one, "emb"), plan_table(hybrid)]))
+    shown = [plan_table(spread), *(explain_variable(spread, n) for n in ("emb", "long", "w")), plan_table(one)]
+    golden("plan_table_servers.txt", "\n".join([*shown, explain_variable(one, "emb"), plan_table(hybrid)]))

@@ -20,7 +20,7 @@ from ops.bench.published.plans import (
     with_plans,
 )
 from ops.bench.published.training import Trained, Wanted, write_text
-from ops.bench.published.watching import Held, Marks
+from ops.bench.published.watching import Marks, ProcessPeak
 from parallax.analysis.planner import make_plan
 from parallax.cluster.resource_file import parse_resource_text
 from parallax.plans.plan import one_host
@@ -79,7 +79,11 @@ def test_a_text_has_words_for_all_rows_and_enough_of_them(tmp_path: Path) -> Non
 
 def test_the_report_has_each_worker_beside_its_prediction() -> None:
     plan = make_plan(spec(sparse("emb", (1000, 64))), one_host(2))
-    held = [Held("host0", "launcher", 2**29), Held("host0", "worker", 2**30), Held("host1", "worker", 3 * 2**29)]
+    held = [
+        ProcessPeak("host0", "launcher", 2**29),
+        ProcessPeak("host0", "worker", 2**30),
+        ProcessPeak("host1", "worker", 3 * 2**29),
+    ]
     trained = Trained(plan, 0.5, 2_000_000, 1_000_000, ((2, 9.5), (4, 9.25)), tuple(held), 3 * 2**30, 12.0)
     lines = list(report(Wanted(hosts=2, steps=4), trained, 20.0))
     assert "64,000 sparse and 0 dense" in lines[0]

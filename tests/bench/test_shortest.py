@@ -8,7 +8,7 @@ from ops.bench.race.models import model_of
 from ops.bench.race.rounds import least_of
 from ops.bench.race.shortest import shortest_of, shortest_step
 from ops.twin.library import twin_ops
-from parallax.transform.building.all_to_all import LookupIds, all_to_all, leg, native_ops
+from parallax.transform.building.all_to_all import LookupIds, all_to_all, native_ops, prepare_hop
 
 v1 = tf.compat.v1
 RATE = 1000  # bytes a second
@@ -60,7 +60,7 @@ def test_an_exchange_whose_bytes_are_not_known_leaves_the_step_unknown():
 def test_rows_of_other_hosts_are_counted_by_the_batches():
     with tf.Graph().as_default() as graph:
         ids = v1.placeholder(tf.int64, [4], name="ids")
-        hop = leg([LookupIds(ids, "table", 10)], [0, 1], 2, tf.int32, to_owners=True)
+        hop = prepare_hop([LookupIds(ids, "table", 10)], [0, 1], 2, tf.int32, to_owners=True)
         asked, counts = all_to_all(hop.local, hop.splits)
         rows, _ = all_to_all(tf.zeros([tf.size(asked), 25]), counts, arriving=hop.splits)
         train = tf.identity(tf.reduce_sum(rows), name="train")

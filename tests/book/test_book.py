@@ -11,7 +11,7 @@ import pytest
 from ops.book.__main__ import make_desk
 from ops.book.follow import ELSEWHERE, NotAsWritten, elsewhere, follow, reader_environment
 from ops.book.generated import attributes_of, with_generated
-from ops.book.messages import is_said, quoted_errors
+from ops.book.messages import can_be_printed, quoted_errors
 from ops.book.newcomer import newcomer
 from ops.book.pages import PAGES, ROOT, ChangeFile, Command, WriteFile, commands_of, steps_of
 
@@ -81,18 +81,18 @@ def test_python_in_the_book_is_python(page):
 
 @pytest.mark.parametrize("text", quoted_errors(TROUBLES))
 def test_quoted_errors_are_what_the_code_says(text):
-    assert is_said(text)
+    assert can_be_printed(text)
 
 
 def test_a_text_that_nobody_says_is_seen():
     said = "An id must be a row of its table: emb has rows 0 to 9, got 11. Check what feeds the lookup."
-    assert is_said(said)
-    assert not is_said(said.replace("must", "should").replace("Check", "Look at"))
-    assert is_said(
+    assert can_be_printed(said)
+    assert not can_be_printed(said.replace("must", "should").replace("Check", "Look at"))
+    assert can_be_printed(
         "Cannot plan variable 'w': ..., and no route supports that. Keep random ops, data of the batch and ops that "
         "mix rows out of its update."
     )
-    assert not is_said(
+    assert not can_be_printed(
         "Cannot plot variable 'w': ..., and no route allows that. Leave random ops, data of the batch and ops that "
         "mix rows out of its update."
     )

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 from parallax.analysis.stages import constraints_of
-from parallax.settings.config import moot_settings
+from parallax.settings.config import list_ineffective_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ def test_a_configuration_written_as_in_2019_is_taken(tmp_path):
     assert config.communication_config.mpi_config.words == ("-mca", "btl", "tcp,self", "-v")
     assert config.ckpt_config.ckpt_dir == tmp_path and config.ckpt_config.save_ckpt_steps == 5
     assert config.redirect_path == tmp_path / "out"
-    assert moot_settings(config) == ()
+    assert list_ineffective_settings(config) == ()
 
 
 def test_the_first_nine_settings_may_be_given_by_position():
@@ -191,7 +191,7 @@ def test_what_has_no_effect_is_said_in_a_line_each():
     ps = parallax.PSConfig("grpc+verbs", False, False, False, False)
     mpi = parallax.MPIConfig(use_allgatherv=True)
     config = parallax.Config(communication_config=parallax.CommunicationConfig(ps, mpi))
-    lines = moot_settings(config)
+    lines = list_ineffective_settings(config)
     words = ("grpc+verbs", "replicate_variables", "among_servers", "between_workers", "use_allgatherv")
     assert len(lines) == 5 and all(word in line for word, line in zip(words, lines, strict=True))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession, as_written
-from ops.exactness.transport import together
+from ops.exactness.transport import combine_workers
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.runtime.guard.watched_variables import watched_variables
 from parallax.runtime.verify import difference
@@ -65,7 +65,7 @@ class InMemory:
         made = [transform(view, rewrites, replace(worker, rank=rank)) for rank in range(self._size)]
         reads = reads_of(graph)
         trained = [op.name for op in ops if ":" not in op.name]
-        with NamedSession(together([one.graph_def for one in made], trained), as_written()) as session:
+        with NamedSession(combine_workers([one.graph_def for one in made], trained), as_written()) as session:
             job = JobInMemory(session, analysed, made)
             for phase in initialization_phases(analysed.captured):
                 job.run_ops([phase] * self._size)

@@ -33,7 +33,7 @@ import tensorflow as tf  # noqa: E402
 
 from parallax.analysis.reading.capture import initialization_phases  # noqa: E402
 from parallax.runtime.guard.guard import Guard  # noqa: E402
-from parallax.runtime.supervisor.preload import listening_on, prove_to  # noqa: E402
+from parallax.runtime.supervisor.preload import authenticate_to, restrict_listening  # noqa: E402
 from parallax.runtime.verify import difference  # noqa: E402
 from parallax.runtime.worker.heartbeat import Heartbeat  # noqa: E402
 from parallax.runtime.worker.ranks import hold_port  # noqa: E402
@@ -76,10 +76,10 @@ class Servers:
         ports = MPI.COMM_WORLD.allgather([one.getsockname()[1] for one in held])
         addresses = [[f"127.0.0.1:{port}" for port in of_rank] for of_rank in ports]
         cluster = {"ps": addresses[0][1:], "worker": [of_rank[0] for of_rank in addresses]}
-        prove_to(("127.0.0.1", port) for of_rank in ports for port in of_rank)
+        authenticate_to(("127.0.0.1", port) for of_rank in ports for port in of_rank)
         self.running = []
         for one, name in zip(held, names, strict=False):  # the first rank's alone are as many
-            with listening_on(*one.getsockname()):
+            with restrict_listening(*one.getsockname()):
                 self.running.append(tf.distribute.Server(cluster, *name))
         for one in held:
             one.close()
@@ -120,7 +120,7 @@ def workers(made_of, route, updates, rank, size, servers):
         for step, draws in enumerate(updates):
             for mine in draws:
                 train(session, names, accumulation, ops[step % len(ops)], feeds(graph, mine[rank]))
-        values = session.run({name: made.whole.get(tensor, tensor) for name, tensor in reads_of(graph).items()})
+        values = session.run({name: made.full_tensors.get(tensor, tensor) for name, tensor in reads_of(graph).items()})
         held.raw = session
         guard.finish()  # bit by bit: what is equal on all workers is so by every route
     if plan.servers:
@@ -131,7 +131,7 @@ def workers(made_of, route, updates, rank, size, servers):
 
 def train(session, names, accumulation, op, fed):
     """One run, as a session of parallel_run makes it."""
-    kept = names.kept_by((op.name,), fed)
+    kept = names.accumulated_by((op.name,), fed)
     resolved = names.resolve((op.name,), fed, accumulation.next_run(kept))
     session.run(list(resolved.tensors), {**resolved.feeds(fed), **resolved.empty})
     accumulation.has_run(kept)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession, as_written
-from ops.exactness.transport import together
+from ops.exactness.transport import combine_workers
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.capture import capture, initialization_phases
 from parallax.analysis.stages import analyse, feasible, rewrites_of
@@ -85,7 +85,7 @@ def one_process(case, updates, size):
 
 
 def _one_worker(case, updates, size):
-    """As `one_process`, by a single worker that keeps the gradients of global batches."""
+    """As `train_one_process`, by a single worker that keeps the gradients of global batches."""
     graph, ops = build(case.build, ROWS_PER_WORKER * size, case.resource)
     analysed = analyse(graph)
     plan = plan_of(analysed, f"allgather over {case.kept}", 1, 0)
@@ -94,7 +94,7 @@ def _one_worker(case, updates, size):
         rewrites_of(analysed, plan, equal_randomness=True),
         Worker(0, 1, SEED, equal_randomness=True),
     )
-    with NamedSession(together([made.graph_def], [op.name for op in ops]), as_written()) as session:
+    with NamedSession(combine_workers([made.graph_def], [op.name for op in ops]), as_written()) as session:
         job = JobInMemory(session, analysed, [made])
         for phase in [*initialization_phases(analysed.captured), list(made.counter_initializers)]:
             job.run_ops([phase])

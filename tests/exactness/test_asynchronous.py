@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
-from ops.exactness.transport import together
+from ops.exactness.transport import combine_workers
 from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse_for, plan_for, rewrites_of
@@ -113,7 +113,7 @@ def by_one_of_two(graph, op, rank, feeds):
     rewrites = rewrites_of(analysed, plan)
     of = [Worker(one, 2, training.SEED, servers=plan.servers) for one in range(2)]
     made = [transform(analysed.captured.view, rewrites, worker) for worker in of]
-    with NamedSession(together([one.graph_def for one in made], [op]), v1.ConfigProto()) as session:
+    with NamedSession(combine_workers([one.graph_def for one in made], [op]), v1.ConfigProto()) as session:
         job = JobInMemory(session, analysed, made)
         for phase in initialization_phases(analysed.captured):
             job.run_ops([phase] * 2)

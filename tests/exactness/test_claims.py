@@ -29,12 +29,12 @@ class Said:
     layouts: Any = None
 
     @property
-    def known(self) -> Said:
+    def facts(self) -> Said:
         """What every walk knows."""
         return self
 
     @property
-    def assumed(self) -> Said:
+    def assumptions(self) -> Said:
         """What the walk before found."""
         return self
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ops.exactness.__main__ import main
-from ops.exactness.children import Trials, tried
+from ops.exactness.children import Trials, run_trials
 from ops.exactness.draft import Program, Statement
 from ops.exactness.grammar import program
 from ops.exactness.runs import Built
-from ops.exactness.shrink import shrunk
+from ops.exactness.shrink import shrink_program
 from ops.exactness.trial import ROUTES, Outcome, try_program
 from parallax.analysis.reading.capture import capture
 from parallax.plans.rewrites import Rewrites
@@ -55,7 +55,7 @@ def test_a_transform_broken_on_purpose_is_wrong_with_a_minimal_program_that_runs
 
     fault = trial(PLAIN)
     assert (fault.kind, "w:0 by " in fault.message) == ("wrong", True)
-    least, outcome = shrunk(PLAIN, fault, trial)
+    least, outcome = shrink_program(PLAIN, fault, trial)
     assert (outcome.kind, least.workers) == ("wrong", 2)
     assert [s.text for s in least.statements if not s.is_kept] == []
     assert "(h0 @ w)" in least.source()
@@ -76,7 +76,7 @@ def faults_of(trials: Trials, numbers: Sequence[int]) -> list[str]:
     return [
         f"{outcome.kind} by {route}: {outcome.message[:300]}\n"
         f"Again: python -m ops.exactness --seed {trials.seed} --only {number} --routes {route}"
-        for number, outcomes in tried(trials, numbers, processes=1, until=math.inf)
+        for number, outcomes in run_trials(trials, numbers, processes=1, until=math.inf)
         for route, outcome in outcomes.items()
         if outcome.is_fault
     ]
@@ -143,7 +143,7 @@ def test_the_bound_follows_from_the_type_computed_in() -> None:
 
 
 def test_children_try_all_programs_and_say_what_came_of_them() -> None:
-    found = dict(tried(ONE_ROUTE, [4, 5], processes=2, until=math.inf))
+    found = dict(run_trials(ONE_ROUTE, [4, 5], processes=2, until=math.inf))
     assert {number: len(outcomes) for number, outcomes in found.items()} == {4: 1, 5: 1}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ops.exactness.transport import MeetingError, check_meetings, of_worker, ran, together
+from ops.exactness.transport import MeetingError, check_meetings, combine_workers, name_run_marker, of_worker
 from parallax.graph.view import GraphView
 from parallax.transform.building.all_to_all import all_to_all
 from parallax.transform.building.collectives import all_gather, all_reduce, broadcast, open_end
@@ -30,11 +30,11 @@ def run_by_workers(size: int, build: Callable[[int], Any], runs: int = 1, ops: t
     graph_defs, made = zip(*(built(build, rank) for rank in range(size)), strict=True)
     graph = tf.Graph()
     with graph.as_default():
-        tf.graph_util.import_graph_def(together(graph_defs, ops), name="")
+        tf.graph_util.import_graph_def(combine_workers(graph_defs, ops), name="")
     fetches = [tf.nest.map_structure(lambda one, rank=rank: of_worker(rank, one), made[rank]) for rank in range(size)]
     with v1.Session(graph=graph) as session:
         for _ in range(runs):
-            found = session.run([fetches, [ran(rank, op) for rank in range(size) for op in ops]])[0]
+            found = session.run([fetches, [name_run_marker(rank, op) for rank in range(size) for op in ops]])[0]
     return list(found)
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
-from ops.exactness.transport import together
+from ops.exactness.transport import combine_workers
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
@@ -84,7 +84,7 @@ def run_by_two(graph, config, layout, fetched="train"):
     of = [Worker(rank, 2, 7, servers=plan.servers) for rank in range(2)]
     made = [transform(analysed.captured.view, rewrites, worker) for worker in of]
     reads = {v.name: graph.as_graph_element(v).name for v in graph.get_collection("variables")}
-    with NamedSession(together([one.graph_def for one in made], [fetched]), v1.ConfigProto()) as session:
+    with NamedSession(combine_workers([one.graph_def for one in made], [fetched]), v1.ConfigProto()) as session:
         job = JobInMemory(session, analysed, made)
         for phase in initialization_phases(analysed.captured):
             job.run_ops([phase] * 2)

@@ -100,7 +100,7 @@ def run(seed, lives, files):
     requests.watcher = sums
     sums.names = {"train": ["total"]}
     own, answers, waiting, wish = random.Random(seed), [], [], 0
-    requests.tell("wish", 0, resend=Resend.ALWAYS)
+    requests.notify("wish", 0, resend=Resend.ALWAYS)
 
     def take(one):
         place, wait, note = one
@@ -111,20 +111,20 @@ def run(seed, lives, files):
         what = own.choice(["step", "step", "step", "step", "reset", "write", "read", "wish"])
         if what == "step":
             note = sums.note_run("train")
-            wait = requests.ask("step", wish, own.randrange(9), resend=Resend.SINCE_BASE, note=note, counts=True)
+            wait = requests.call("step", wish, own.randrange(9), resend=Resend.SINCE_BASE, note=note, counts=True)
             waiting.append((len(answers), wait, note))
             answers.append(None)
         elif what == "reset":
-            requests.tell("reset", note=sums.note_reset())
+            requests.notify("reset", note=sums.note_reset())
         elif what == "write":
-            requests.tell("write", own.randrange(1000))
+            requests.notify("write", own.randrange(1000))
         elif what == "wish":
             wish += 1
-            requests.tell("wish", wish, resend=Resend.ALWAYS)
+            requests.notify("wish", wish, resend=Resend.ALWAYS)
         else:
-            answers.append(requests.ask("read")())
+            answers.append(requests.call("read")())
         if files is None and own.random() < 0.1:
-            requests.rebase([SentRequest.of("write", (requests.ask("read")(),))])
+            requests.rebase([SentRequest.of("write", (requests.call("read")(),))])
         elif files and own.random() < 0.2:
             requests.forget_until(max(files))
         while len(waiting) > 1:  # as a step's results are waited for when the next one was sent
@@ -158,8 +158,8 @@ def test_the_result_of_a_step_that_is_in_a_checkpoint_alone_is_missed():
     )
     requests.open("open")()
     requests.begin_at(0)
-    requests.tell("wish", 0, resend=Resend.ALWAYS)
-    asked = [requests.ask("step", 0, value, resend=Resend.SINCE_BASE, counts=True) for value in (1, 2, 3)]
+    requests.notify("wish", 0, resend=Resend.ALWAYS)
+    asked = [requests.call("step", 0, value, resend=Resend.SINCE_BASE, counts=True) for value in (1, 2, 3)]
     asked[0]()
     with pytest.raises(SessionError, match="the checkpoint of step 3, and failed before they gave the results"):
         asked[1]()
@@ -178,13 +178,13 @@ def test_requests_that_are_no_longer_kept_are_missed(resumed):
     requests = RequestQueue(Workers(files, next(lives)), restore)
     requests.open("open")()
     requests.begin_at(0)
-    requests.tell("wish", 0, resend=Resend.ALWAYS)
+    requests.notify("wish", 0, resend=Resend.ALWAYS)
     for value in range(3):
-        requests.ask("step", 0, value, resend=Resend.SINCE_BASE, counts=True)()
+        requests.call("step", 0, value, resend=Resend.SINCE_BASE, counts=True)()
     requests.forget_until(3)
     with pytest.raises(SessionError, match="those since step 3 are"):
         while True:
-            requests.tell("write", 1)
+            requests.notify("write", 1)
 
 
 @pytest.mark.parametrize("gives_up", [False, True])
@@ -192,7 +192,7 @@ def test_without_others_a_failure_ends_it(gives_up):
     requests = RequestQueue(Workers(None, 4), pytest.fail if gives_up else None)
     requests.open("open")()
     requests.give_up()
-    assert not requests.is_restorable and requests.kept_bytes == 0
+    assert not requests.is_restorable and requests.stored_bytes == 0
     with pytest.raises(ChannelClosed):
-        requests.ask("read")(1.0)
-        requests.ask("read")(1.0)
+        requests.call("read")(1.0)
+        requests.call("read")(1.0)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.functions.batches.micro_batches import StepCut
-from parallax.functions.batches.shares import RaggedRows, WholePart, share_of
+from parallax.functions.batches.shares import RaggedRows, ReplicatedPart, share_of
 from parallax.functions.tracing.step_graph import StepGraph
 
 FACTOR = np.arange(3.0, dtype="f")
@@ -22,7 +22,7 @@ def made_step():
 def batch(rows):
     outer = tf.RaggedTensor.from_row_lengths(tf.range(sum(range(rows)) * 2, dtype=tf.int64), [2] * sum(range(rows)))
     words = RaggedRows.of(tf.RaggedTensor.from_row_lengths(outer, list(range(rows))))
-    return [np.arange(rows * 2.0).reshape(rows, 2), words, WholePart(FACTOR), np.float32(0.5)]
+    return [np.arange(rows * 2.0).reshape(rows, 2), words, ReplicatedPart(FACTOR), np.float32(0.5)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -54,6 +54,6 @@ def test_a_step_that_does_not_train_or_has_no_rows_is_not_cut():
 
 def test_what_adds_up_is_added_and_of_the_rest_the_last_counts():
     cut = StepCut(3, {"step"}, {"loss:0", "right:0"})
-    assert cut.put_together("loss:0", [np.float32(0.5), np.float32(0.25)]) == np.float32(0.75)
-    assert cut.put_together("right:0", [np.int32(2), np.int32(3)]).dtype == np.int32
-    assert cut.put_together("norm:0", [None, np.float32(2.0)]) == 2.0
+    assert cut.combine_results("loss:0", [np.float32(0.5), np.float32(0.25)]) == np.float32(0.75)
+    assert cut.combine_results("right:0", [np.int32(2), np.int32(3)]).dtype == np.int32
+    assert cut.combine_results("norm:0", [None, np.float32(2.0)]) == 2.0

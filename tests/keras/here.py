@@ -13,8 +13,8 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from ops.exactness.session import as_written
 from parallax.functions.batches.shares import share_of
 from parallax.functions.remote.step_runner import RunningSteps, place_of_value
-from parallax.functions.tracing.keras_optimizers import merged_rows
-from parallax.keras.fitting import read_fit, run_fit, take_state
+from parallax.functions.tracing.keras_optimizers import merging_rows
+from parallax.keras.fitting import read_fit, restore_state, run_fit
 
 v1 = tf.compat.v1
 PLAIN_FIT = inspect.unwrap(TensorFlowTrainer.fit)
@@ -96,7 +96,7 @@ def fit_here(model, *args, **kwargs):
     session = OneWorkerSession(fit.graph)
     history, values = run_fit(fit, functools.partial(PLAIN_FIT, model), StepsHere(fit.graph, session, 1, 0))
     session.close()
-    take_state(fit, values)
+    restore_state(fit, values)
     return history
 
 
@@ -107,7 +107,7 @@ def fit_plainly(model, *args, **kwargs):
 
 def fit_merged(model, *args, **kwargs):
     """Keras's own `fit`, with equal rows of a gradient merged."""
-    with merged_rows(model.optimizer):
+    with merging_rows(model.optimizer):
         return PLAIN_FIT(model, *args, **kwargs)
 
 

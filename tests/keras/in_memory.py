@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
-from ops.exactness.transport import together
+from ops.exactness.transport import combine_workers
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, rewrites_of
@@ -130,7 +130,7 @@ class Workers:
         of = [Worker(rank, self._size, SEED, equal_randomness=True, servers=plan.servers) for rank in ranks]
         made = [transform(self.analysed.captured.view, rewrites, worker) for worker in of]
         run = self._step.run.name
-        graph_def = together([one.graph_def for one in made], ["load", run])
+        graph_def = combine_workers([one.graph_def for one in made], ["load", run])
         feeds = [tensor.name for tensor in self._step.feeds]
         names = [one.name for one in self._steps.list_variables()]
         reads = [self._steps.graph.as_graph_element(self._steps.made[name]).name for name in names]

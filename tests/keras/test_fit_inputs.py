@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis.stages import analyse
-from parallax.keras.arrays import number_input, number_validation
+from parallax.keras.arrays import index_input, index_validation
 from parallax.keras.fitting import read_fit
 from parallax.keras.inputs import batch_length, row_numbers
 from tests.keras.here import check
@@ -120,13 +120,13 @@ def test_what_becomes_of_an_array_during_fit_is_not_seen():
 def test_a_worker_takes_its_rows_of_arrays_and_of_nothing_else():
     fit = read_fit(compiled(), {"x": X, "y": Y, "batch_size": 5, "validation_data": _dataset()})
     arguments = dict(fit.arguments)
-    arrays = number_input(fit.model, arguments, fit.traced["train"].spec)
+    arrays = index_input(fit.model, arguments, fit.traced["train"].spec)
     assert row_numbers(arguments["x"], "train").tolist() == list(range(22)) and arguments["y"] is None
     assert [rows[1:3].tolist() for rows in arrays.batch(np.array([7, 3, 9]))] == [
         X[[3, 9]].tolist(),
         Y[[3, 9]].tolist(),
     ]
-    assert number_validation(fit.model, arguments, fit.traced["test"].spec) is None
+    assert index_validation(fit.model, arguments, fit.traced["test"].spec) is None
     assert arguments["validation_data"] is fit.arguments["validation_data"]
 
 

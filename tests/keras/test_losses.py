@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.transform.building.all_to_all import ALL_REDUCE
-from parallax.transform.passes.joined_messages import members_of, view_apart
+from parallax.transform.passes.joined_messages import members_of, unfuse_view
 from tests.keras.workers import KerasJob, cut, difference, in_keras, means_of, seeded
 
 layers = keras.layers
@@ -235,7 +235,7 @@ def test_class_weights_are_sample_weights() -> None:
 def test_a_step_that_is_fed_the_length_of_the_batch_adds_up_gradients_alone() -> None:
     model = seeded(lambda: plain(metrics=None))
     job = KerasJob(model, (X(np.random.RandomState(1), 4), np.zeros((4, 1), np.float32)))
-    view, step = view_apart(job.worker_graphs(2)[0].graph_def), job.steps["train"]
+    view, step = unfuse_view(job.worker_graphs(2)[0].graph_def), job.steps["train"]
     gradients = [v for v in job.plan(2).variables if v.route == "allreduce"]
     assert _sums(view, step, fed={step.length.name}) == len(gradients)
     assert _sums(view, step, fed=set()) == len(gradients) + 1

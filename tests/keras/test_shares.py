@@ -7,7 +7,7 @@ import tensorflow as tf
 from parallax.base.errors import SessionError
 from parallax.functions.batches.numbered_rows import NumberedArrays
 from parallax.functions.batches.shared_arrays import SharedArrays
-from parallax.functions.batches.shares import RaggedRows, rows_of, share_of
+from parallax.functions.batches.shares import RaggedRows, count_rows, share_of
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9])
@@ -40,7 +40,7 @@ def test_a_share_of_ragged_rows_has_their_values_and_where_they_end():
 def test_shares_of_numbered_rows_are_those_of_the_rows(numbers):
     ids, labels, numbers = np.arange(16).reshape(8, 2), np.arange(8.0), np.array(numbers, np.int64)
     batch = NumberedArrays(SharedArrays.copy_of([ids, labels])).batch(numbers)
-    assert rows_of(batch) == len(numbers)
+    assert count_rows(batch) == len(numbers)
     for rank in range(3):
         expected = share_of([ids[numbers], labels[numbers]], rank, 3)
         assert [part.tolist() for part in share_of(batch, rank, 3).arrays] == [p.tolist() for p in expected.arrays]

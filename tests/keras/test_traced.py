@@ -44,8 +44,8 @@ WHOLE = {
 @pytest.fixture
 def tracing(monkeypatch):
     """Variables of so many bytes and more are traced; nothing has been made whole before."""
-    monkeypatch.setattr(traced_variables, "_whole", traced_variables._Whole())
-    traced_variables.limit_whole(front._whole_bytes)
+    monkeypatch.setattr(traced_variables, "_materialized", traced_variables._MaterializedBytes())
+    traced_variables.limit_materialized(front._whole_bytes)
 
     def begin(**tables):
         monkeypatch.setattr(front._use, "config", Config(tables=TableConfig(**tables)))
@@ -85,7 +85,7 @@ def test_owners_make_the_rows_that_keras_would_have_made(tracing, dtype, whole):
     rewrites = rewrites_of(analysed, feasible(analysed, one_host(WORKERS), constraints))
     for rank in range(WORKERS):
         made = transform(analysed.captured.view, rewrites, Worker(rank, WORKERS, 7))
-        assert {cut.variable for cut in made.cut_whole} == set(whole)
+        assert {cut.variable for cut in made.sliced_values} == set(whole)
         with tf.Graph().as_default() as worker, v1.Session() as session:
             tf.graph_util.import_graph_def(made.graph_def, name="")
             for name in traced:

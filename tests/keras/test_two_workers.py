@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from parallax.runtime.worker.session import resolved_run
-from parallax.transform.passes.full_batches import led_to_full
+from parallax.transform.passes.full_batches import redirect_to_full
 from tests.keras.here import difference, fit_merged, fit_plainly, outcome
 from tests.keras.two_here import fit_by_two, plain_fit_of, plan_of_fit
 
@@ -35,13 +35,13 @@ def test_full_batches_are_fed_where_their_length_is_known_and_ids_may_count_from
         model.compile("sgd", "mse", metrics=["mae"])
         return model, train(model, IDS - 7, Y, validation_data=(IDS[:4] - 12, Y[:4]), **OPTIONS).history
 
-    with mock.patch.object(resolved_run, "led_to_full", wraps=led_to_full) as led:
+    with mock.patch.object(resolved_run, "redirect_to_full", wraps=redirect_to_full) as led:
         check(make)
     full = [call for call in led.call_args_list if call.args[1]]
     lengths = [[len(value) for value in call.args[0].values() if np.ndim(value)] for call in full]
     # Worker 0 of two, and then the other: of two, two and one of five rows, and validation's four.
     assert lengths == 2 * [[2, 2], [3, 3], [2, 2], [3, 3], [1, 1], [2, 2], [2, 2], [2, 2]]
-    is_full = [led_to_full(*call.args) is not None for call in full]
+    is_full = [redirect_to_full(*call.args) is not None for call in full]
     assert is_full == 2 * [True, True, True, True, False, False, True, True]
 
 

@@ -14,15 +14,15 @@ import tensorflow as tf
 
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession, as_written
-from ops.exactness.transport import together
+from ops.exactness.transport import combine_workers
 from parallax import Config
 from parallax.analysis.cut.plan_stages import count_stages
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse, analyse_for, plan_for, rewrites_of
 from parallax.functions.batches.micro_batches import StepCut
-from parallax.functions.batches.shares import Share, WholePart, check_lengths, share_of
+from parallax.functions.batches.shares import ReplicatedPart, Share, check_lengths, share_of
 from parallax.functions.tracing.results import default_rule
-from parallax.keras.fitting import read_fit, run_fit, take_state
+from parallax.keras.fitting import read_fit, restore_state, run_fit
 from parallax.plans.plan import Layout, one_host
 from parallax.runtime.worker.session.accumulation import MicroBatchRun
 from parallax.transform.building.all_to_all import native_ops
@@ -68,7 +68,7 @@ def fit_by(size, model, *args, layouts=None, run_option=None, servers=0, setting
     session = WorkersSession(fit.graph, size, layouts, run_option, servers, settings, options)
     original = functools.partial(plain_fit_of(model), model)
     history, values = run_fit(fit, original, _All(fit.graph, session, 1, 0))
-    take_state(fit, values)
+    restore_state(fit, values)
     return history
 
 
@@ -99,7 +99,7 @@ class WorkersSession:
         analysed = analyse_for(graph.graph, config)
         self.plan = plan = plan_for(analysed, _layout(size * count, servers, run_option), config)
         rewrites = rewrites_of(analysed, plan, False)
-        self.whole = {name for one in rewrites.layouts for name in one.whole_results}
+        self.whole = {name for one in rewrites.layouts for name in one.global_results}
         self.cut = StepCut.of(plan.accumulate_steps, rewrites.micro_batches)
         of = [
             Worker(replica, size, SEED, False, servers=plan.servers, stage=stage)
@@ -110,7 +110,7 @@ class WorkersSession:
         runs = [op.name for op in graph.graph.get_operations() if op.name.endswith("/run")]
         runs += [op for op, _ in self.writes.values()]
         tables = [op.name for op in graph.graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)]
-        graph_def = together([one.graph_def for one in made], [*runs, *tables], count)
+        graph_def = combine_workers([one.graph_def for one in made], [*runs, *tables], count)
         session = NamedSession(graph_def, as_written(options))
         self.workers, self.size, self.stages, self.made = Alone(), size, count, made
         self.job = JobInMemory(session, analysed, made)
@@ -125,7 +125,7 @@ class _All(StepsHere):
 
     def share_of(self, batch, whole=()):
         """The shares of all workers, as one."""
-        batch = [WholePart(one) if number in whole else one for number, one in enumerate(batch)]
+        batch = [ReplicatedPart(one) if number in whole else one for number, one in enumerate(batch)]
         check_lengths(batch)
         shares = tuple(share_of(batch, one, self._session.size) for one in range(self._session.size))
         return Share(shares, shares[0].total, shares[0].total)
@@ -150,7 +150,7 @@ class _All(StepsHere):
                 pairs = zip((value for own in values for value in own), shares, strict=True)
                 joined.append(np.concatenate([value[: one.rows] for value, one in pairs]))
                 continue
-            values = [cut.put_together(tensor.name, own) for own in values]
+            values = [cut.combine_results(tensor.name, own) for own in values]
             if tensor.name in counted:
                 joined.append(_sum(values))
             elif tensor.name in self._session.whole or default_rule(tensor) == "whole":

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
-from ops.exactness.transport import together
+from ops.exactness.transport import combine_workers
 from parallax import Config
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
@@ -91,7 +91,7 @@ class KerasJob:
             name: self.graph.get_operation_by_name(f"{name}/Read/ReadVariableOp").outputs[0] for name in self.names
         }
         run, found = self.steps[step].run.name, []
-        with NamedSession(together([one.graph_def for one in made], [run]), v1.ConfigProto()) as session:
+        with NamedSession(combine_workers([one.graph_def for one in made], [run]), v1.ConfigProto()) as session:
             job = JobInMemory(session, self.analysed, made)
             for phase in initialization_phases(self.analysed.captured):
                 job.run_ops([phase] * len(cuts))

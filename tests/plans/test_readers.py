@@ -18,7 +18,7 @@ from parallax.cluster.resource_file import parse_resource_text
 from parallax.plans.plan import Layout, Plan, plan_from_json
 from parallax.report.diff import difference_text, differences
 from parallax.report.html.page import plan_page
-from parallax.report.plan_table import explanation, plan_table
+from parallax.report.plan_table import explain_variable, plan_table
 from parallax.report.profile_table import profile_table
 from tests.mutations import for_all, mutated_bytes, mutated_json
 from tests.report.html.plans import language_model, measured, timed, untimed, with_flips
@@ -30,7 +30,7 @@ HOW_MANY = [pytest.param(200, id="some"), pytest.param(10_000, id="ten thousand"
 def everything_shown(plan: Plan, other: Plan) -> tuple[str, str]:
     """(all that a terminal shows of it, its page)."""
     found = [plan_table(plan), plan_table(plan, shows_all=True)]
-    found += [explanation(plan, variable.name) for variable in plan.variables]
+    found += [explain_variable(plan, variable.name) for variable in plan.variables]
     found += [difference_text(differences(*pair)) for pair in ((plan, other), (other, plan))]
     return "".join(found).replace("\n", ""), plan_page(plan)
 

@@ -31,7 +31,7 @@ def test_the_builder_is_read_before_there_is_an_environment():
 def test_every_source_is_in_a_library(tmp_path, monkeypatch):
     monkeypatch.setattr(libraries, "_tensorflow_flags", lambda folder: [])
     ran = []
-    monkeypatch.setattr(libraries, "run", lambda argv, environment: ran.append(argv))
+    monkeypatch.setattr(libraries, "run_command", lambda argv, environment: ran.append(argv))
     libraries.build_libraries(tmp_path)
     words = {Path(word).name for argv in ran for word in argv}
     sources = [file for kind in ("*.c", "*.cc") for file in libraries.NATIVE.rglob(kind)]
@@ -64,7 +64,7 @@ def test_what_is_missing_is_named_with_what_to_install(monkeypatch, missing, wor
 def test_horovod_that_is_there_is_left_as_it_is(monkeypatch, capsys):
     monkeypatch.setattr(command, "build_libraries", lambda folder: None)
     monkeypatch.setattr(command, "_has_horovod", lambda: True)
-    monkeypatch.setattr(command, "run", lambda argv, environment: pytest.fail("nothing is to be compiled"))
+    monkeypatch.setattr(command, "run_command", lambda argv, environment: pytest.fail("nothing is to be compiled"))
     assert command.set_up() == 0
     assert "Horovod" not in capsys.readouterr().out
 

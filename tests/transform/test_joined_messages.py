@@ -12,7 +12,7 @@ from parallax.runtime.worker.session.names import Names
 from parallax.transform.building.collectives import all_reduce
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes import joined_messages
-from parallax.transform.passes.joined_messages import join_all_reduces, members_of, view_apart
+from parallax.transform.passes.joined_messages import fuse_all_reduces, members_of, unfuse_view
 from parallax.transform.pipeline import transform
 from tests.equality import models
 from tests.transform.test_transform import decided
@@ -25,7 +25,7 @@ def joined(build: Any) -> tuple[Any, list[tuple[str, ...]]]:
     with graph.as_default():
         build()
     graph_def = graph.as_graph_def()
-    return graph_def, [one.members for one in join_all_reduces(graph_def)]
+    return graph_def, [one.members for one in fuse_all_reduces(graph_def)]
 
 
 def reduced(name: str, size: int = 4, dtype: Any = tf.float32, kind: str = "sum", of: Any = None) -> Any:
@@ -101,8 +101,8 @@ def test_each_keeps_its_scale() -> None:
 def test_a_run_that_needs_one_member_feeds_the_others_with_nothing() -> None:
     view, rewrites = decided(two_layers)
     made = transform(view, rewrites, Worker(0, 2, 7))
-    (message,) = made.joined
-    needed, apart = message.members[0], view_apart(made.graph_def)
+    (message,) = made.fused
+    needed, apart = message.members[0], unfuse_view(made.graph_def)
     own = members_of(made.graph_def)[needed].split(":")[0]
     assert own in apart.ancestors({needed}) and not apart.ancestors({needed}) & {*message.members[1:]}
     names = Names(view, made)

@@ -17,11 +17,11 @@ from parallax.analysis.stages import AnalysedGraph, analyse, plan_for, rewrites_
 from parallax.base.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.plans.plan import Plan, PlanConstraints, one_host, plan_from_json
-from parallax.report.plan_table import explanation, plan_table
+from parallax.report.plan_table import explain_variable, plan_table
 from parallax.settings.config import Config
 from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes.server_partitions import row_places, rows_of
+from parallax.transform.passes.server_partitions import row_places, slice_holder_rows
 from parallax.transform.pipeline import transform
 from tests.equality import models
 
@@ -76,7 +76,7 @@ def test_whole_values_are_cut_and_put_together_again(pattern: tuple[int, ...], r
     ownership = Ownership(pattern, 3)
     with tf.Graph().as_default(), v1.Session() as session:
         whole = tf.constant(np.arange(2 * rows).reshape(rows, 2))
-        held = [rows_of(whole, ownership, holder) for holder in range(3)]
+        held = [slice_holder_rows(whole, ownership, holder) for holder in range(3)]
         again = tf.gather(tf.concat(held, 0), row_places(rows, ownership))
         parts, found = session.run([held, again])
     for holder, part in enumerate(parts):
@@ -97,7 +97,7 @@ def test_a_pattern_in_a_plan_file_gives_the_rows_of_each_owner(tmp_path: Path) -
     plan = of_file(tmp_path, [0, 2, 2, 2, 0])
     assert plan.variable("a").owner_rows == (40, 0, 60) and plan.variable("b").owner_rows == (17, 17, 16)
     assert plan_from_json(plan.to_json()) == plan
-    assert "2 owners" in plan_table(plan) and "worker 1 owns 0 rows" in explanation(plan, "a")
+    assert "2 owners" in plan_table(plan) and "worker 1 owns 0 rows" in explain_variable(plan, "a")
 
 
 @pytest.mark.parametrize("pattern", [[0, 3], [-1], ["0"], [True, 0], [0.0]])

@@ -17,7 +17,7 @@ from parallax.graph.view import GraphView
 from parallax.plans.plan import Layout, PlanConstraints
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
-from parallax.transform.swap import as_planned, beside, held_elsewhere, outside
+from parallax.transform.swap import add_plan, as_planned, list_stored_elsewhere, outside
 
 v1 = tf.compat.v1
 record.install()
@@ -65,8 +65,8 @@ def ops(graph_def: Any, op: str) -> list[str]:
 
 def test_what_a_session_keeps_is_there_once_and_what_changes_has_a_name_of_its_own() -> None:
     running, new = made("allreduce"), made("alltoall")
-    found = beside(running, {}, new, 2)
-    assert held_elsewhere(running, new) == {"emb", "emb/Adagrad"}
+    found = add_plan(running, {}, new, 2)
+    assert list_stored_elsewhere(running, new) == {"emb", "emb/Adagrad"}
     shared = {node.name for node in running.graph_def.node} & {n.name for n in found.worker_graph.graph_def.node}
     for op in ("OneShotIterator", "IteratorGetNext", "HashTableV2", "LookupTableFindV2"):
         assert ops(running.graph_def, op) and set(ops(running.graph_def, op)) <= shared and not ops(found.added, op)
@@ -80,7 +80,7 @@ def test_what_a_session_keeps_is_there_once_and_what_changes_has_a_name_of_its_o
 
 def test_collectives_have_new_names_on_all_workers_and_the_same_ones() -> None:
     def meets(rank: int) -> list[str]:
-        found = beside(made("allreduce", rank), {}, made("alltoall", rank), 2)
+        found = add_plan(made("allreduce", rank), {}, made("alltoall", rank), 2)
         return sorted(n.name for n in found.added.node if n.op.startswith(("Horovod", "ParallaxAll")))
 
     assert meets(0) == meets(1)
@@ -90,7 +90,7 @@ def test_collectives_have_new_names_on_all_workers_and_the_same_ones() -> None:
 
 def test_the_added_nodes_take_what_they_lack_from_the_graph_that_runs() -> None:
     running, new = made("allgather", servers=1), made("ps", servers=1)
-    found = beside(running, {}, new, 2)
+    found = add_plan(running, {}, new, 2)
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(running.graph_def, name="")
@@ -111,7 +111,7 @@ def test_the_added_nodes_take_what_they_lack_from_the_graph_that_runs() -> None:
 
 
 def test_positions_of_random_ops_and_iterators_are_there_once() -> None:
-    found = beside(made("alltoall", keeps=True), {}, made("allreduce", keeps=True), 2)
+    found = add_plan(made("alltoall", keeps=True), {}, made("allreduce", keeps=True), 2)
     added = {node.name: node for node in found.added.node}
     (moving,) = [node for node in added.values() if node.op == "StatefulStandardNormalV2"]
     assert moving.input[0].startswith("parallax_streams/moving/") and moving.input[0] not in added
@@ -120,19 +120,19 @@ def test_positions_of_random_ops_and_iterators_are_there_once() -> None:
 
 def test_a_third_plan_shares_with_the_second_and_has_names_of_its_own() -> None:
     first, second = made("allreduce"), made("alltoall")
-    once = beside(first, {}, second, 2)
-    again = beside(second, once.names, made("allgather"), 3)
+    once = add_plan(first, {}, second, 2)
+    again = add_plan(second, once.names, made("allgather"), 3)
     assert again.names["emb"] == "parallax/plan_3/emb" and again.names["loss"] == "parallax/plan_3/loss"
     assert "noise" not in again.names and not ops(again.added, "OneShotIterator")
     view = GraphView(again.worker_graph.graph_def)
     assert not [n for n in view.nodes if n.startswith("parallax/plan_2/")]
-    same = beside(second, once.names, second, 3)
+    same = add_plan(second, once.names, second, 3)
     assert same.names["emb"] == "parallax/plan_2/emb", "rows that stay are not moved"
 
 
 def test_partitions_stay_when_all_of_a_variable_do() -> None:
     one, other = made("ps", servers=2), made("ps", servers=2)
-    found = beside(one, {}, other, 2)
+    found = add_plan(one, {}, other, 2)
     assert found.worker_graph.partitions["emb"] == one.partitions["emb"]
     assert not [n for n in ops(found.added, "VarHandleOp") if "/server/" in n]
 
@@ -144,7 +144,7 @@ def staged(graph: Any) -> None:
 
 def test_state_that_would_be_lost_is_refused_by_name() -> None:
     with pytest.raises(TransformError, match="from run to run depends on what changes: kept_for_later"):
-        beside(made("allreduce", more=staged), {}, made("alltoall", more=staged), 2)
+        add_plan(made("allreduce", more=staged), {}, made("alltoall", more=staged), 2)
 
 
 def counted(graph: Any) -> None:
@@ -155,7 +155,7 @@ def counted(graph: Any) -> None:
 
 
 def test_what_waits_for_an_op_without_a_tensor_has_one_of_its_own() -> None:
-    found = beside(made("allreduce", more=counted), {}, made("alltoall", more=counted), 2)
+    found = add_plan(made("allreduce", more=counted), {}, made("alltoall", more=counted), 2)
     adds = [n for n in ops(found.added, "AssignAddVariableOp") if "counter" not in n and "/parallax/" not in n]
     assert adds == ["parallax/plan_2/AssignAddVariableOp"] and "seen" not in found.names
     assert not {"^AssignAddVariableOp", "^both"} & set(outside(found.added))

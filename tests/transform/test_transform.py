@@ -54,7 +54,7 @@ def collectives(made: WorkerGraph, where: str = "") -> dict[str, int]:
     """Collectives by kind, those that only a fetch of a whole table needs left out; joined ones count one by one."""
     names = [n for n in made.graph_def.node if n.op.startswith(("Horovod", ALL_TO_ALL)) and "/whole/" not in n.name]
     found = Counter(n.op.removeprefix("Horovod").removeprefix("Parallax") for n in names if where in n.name)
-    members = [name for one in made.joined for name in one.members]
+    members = [name for one in made.fused for name in one.members]
     alone = [n.name for n in made.graph_def.node if n.op == ALL_REDUCE and n.attr["N"].i == 1]
     found["AllReduce"] = sum(where in name for name in (*members, *alone))
     return {kind: number for kind, number in found.items() if number}
@@ -293,8 +293,8 @@ def test_a_run_without_the_update_meets_nobody_but_for_its_rows() -> None:
     view, rewrites = decided_by(two_equal_tables, accumulate_steps=3)
     names = Names(view, transform(view, rewrites, Worker(0, 2, 7)))
     update = next(n for n in view.nodes if n == "Adagrad")
-    sources = names.kept_by((update,), ())
-    assert sources == {keep.values for keep in rewrites.keeps} and len(sources) == 3
+    sources = names.accumulated_by((update,), ())
+    assert sources == {keep.values for keep in rewrites.accumulated_gradients} and len(sources) == 3
     turn = Accumulation(3)
     seen = []
     for _ in range(6):

@@ -22,7 +22,7 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 from ops.bench.checkpoint.command import LINE
-from parallax.runtime.checkpoint.beside_training import BesideTraining
+from parallax.runtime.checkpoint.beside_training import ConcurrentCheckpoints
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.format.bundle import Bundle
 from parallax.runtime.checkpoint.format.stored_tensors import chunks
@@ -48,8 +48,8 @@ class Memory:
     def peak(self) -> int:
         """The most since the last call."""
         with self._lock:
-            found, self.peak_bytes = self.peak_bytes, 0
-        return found
+            peak, self.peak_bytes = self.peak_bytes, 0
+        return peak
 
     def _watch(self) -> None:
         while True:
@@ -103,24 +103,26 @@ def main() -> None:
         for _ in range(WARM):
             loop.step()
         for number in range(rounds):
-            found = one_round(loop, saved, sess._worker.raw, memory, folder, BEFORE + number)
+            measured = one_round(loop, saved, sess._worker.raw, memory, folder, BEFORE + number)
             if rank == 0:
-                found["equal"] = all([equal(folder / name, folder / "beside") for name in ("alone", "stood")])
-            print(f"{LINE}{json.dumps({'rank': rank, **found})}", flush=True)
+                measured["equal"] = all([equal(folder / name, folder / "beside") for name in ("alone", "stood")])
+            print(f"{LINE}{json.dumps({'rank': rank, **measured})}", flush=True)
 
 
 def one_round(
     loop: Loop, saved: Checkpoints, raw: Any, memory: Memory, folder: Path, before: int
 ) -> dict[str, float | bool]:
     """The figures of one checkpoint in each way, of one step."""
-    assert saved.beside is not None
-    beside = BesideTraining(saved.storage, saved.beside.comm, saved.beside.freezer)  # not the hook's, which takes it
+    assert saved.concurrent is not None
+    beside = ConcurrentCheckpoints(
+        saved.storage, saved.concurrent.comm, saved.concurrent.freezer
+    )  # not the hook's, which takes it
     memory.peak()
     usual = [loop.step() for _ in range(before)]
     share_bytes = memory.peak()
     step = int(raw.run(saved.step))
     names = ("alone", "stood") if before % 2 else ("stood", "alone")
-    standing = {name: stands(saved, raw, memory, folder, name, step) for name in names}
+    standing = {name: save_blocking(saved, raw, memory, folder, name, step) for name in names}
     (alone_s, alone_bytes, _), (stood_s, stood_bytes, moved_bytes) = standing["alone"], standing["stood"]
     began_s = time.monotonic()
     if refusal := beside.begin(raw, step):
@@ -129,7 +131,7 @@ def one_round(
     meanwhile = []
     while loop.session.workers.allreduce(int(beside.is_writing)):  # all train as long as one of them writes
         meanwhile.append(loop.step())
-    copied_bytes = beside.take().copied_bytes
+    copied_bytes = beside.pop_result().copied_bytes
     return {
         "bytes": moved_bytes,
         "share": share_bytes,
@@ -147,7 +149,9 @@ def one_round(
     }
 
 
-def stands(saved: Checkpoints, raw: Any, memory: Memory, folder: Path, name: str, step: int) -> tuple[float, int, int]:
+def save_blocking(
+    saved: Checkpoints, raw: Any, memory: Memory, folder: Path, name: str, step: int
+) -> tuple[float, int, int]:
     """Saves while training waits, `alone` by worker 0: seconds, the most that was held, and the checkpoint's bytes."""
     comm = saved.storage.comm
     is_blind = name == "alone" and comm.Get_rank() > 0

@@ -41,17 +41,17 @@ def step_seconds(place: InLab, tasks: Sequence[Task], rounds: Rounds) -> tuple[t
     """
     with contextlib.ExitStack() as ends:
         entries, steps = [], []
-        found: list[list[float]] = []
+        seconds: list[list[float]] = []
         for task in tasks:
             entry = ends.enter_context(Entry(place, task))
             warm = entry.take_turn(WARM_UP_STEPS, START_LIMIT_S)
             step_s = statistics.median(warm.step_s[WARM_UP_STEPS // 2 :])
             entries.append(entry)
             steps.append(turn_steps(step_s, rounds.turn_s))
-            found.append([])
+            seconds.append([])
         for _ in range(rounds.number):
-            for entry, number, own in zip(entries, steps, found, strict=True):
+            for entry, number, own in zip(entries, steps, seconds, strict=True):
                 own.append(entry.take_turn(number, START_LIMIT_S).turn.step_s)
         for entry in entries:
             entry.finish()
-    return tuple(map(tuple, found))
+    return tuple(map(tuple, seconds))

@@ -49,11 +49,15 @@ def run(arguments: argparse.Namespace) -> None:
         sys.exit(f"keras: --epochs must be 2 or more, as the first is not counted, got {arguments.epochs}.")
     turns = []
     for number in range(arguments.pairs):
-        found = {}
+        steps_by_spelling = {}
         for spelling in SPELLINGS:
-            found[spelling] = _measured(spelling, sizes, arguments)
-            print(f"{number + 1} of {arguments.pairs}, {spelling}: {found[spelling]}", file=sys.stderr, flush=True)
-        turns.append(Turn(**found))
+            steps_by_spelling[spelling] = _measured(spelling, sizes, arguments)
+            print(
+                f"{number + 1} of {arguments.pairs}, {spelling}: {steps_by_spelling[spelling]}",
+                file=sys.stderr,
+                flush=True,
+            )
+        turns.append(Turn(**steps_by_spelling))
     print("\n".join(report(turns, arguments.workers)))
 
 

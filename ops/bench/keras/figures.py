@@ -85,9 +85,9 @@ def report(turns: Sequence[Turn], workers: int) -> Iterator[str]:
         yield f"{name:24}{wall:12.4f}{cpu:14.4f}"
     for name, field in (("Seconds", "wall_s"), ("Processor seconds", "cpu_s")):
         of_graph, of_merged, of_apart = ([getattr(step, field) for step in steps] for steps in (graph, merged, apart))
-        found = ratio_of(of_merged, of_graph)
-        holds = "within" if found.median <= ASKED else "NOT within"
-        yield f"{name}: fit with merged rows takes {_text(found)} the graph's, {holds} what is asked, {ASKED}."
+        ratio = ratio_of(of_merged, of_graph)
+        holds = "within" if ratio.median <= ASKED else "NOT within"
+        yield f"{name}: fit with merged rows takes {_text(ratio)} the graph's, {holds} what is asked, {ASKED}."
         yield f"{name}: fit with equal rows apart takes {_text(ratio_of(of_apart, of_merged))} those with merged rows."
 
 

@@ -21,7 +21,7 @@ _FOUR = ("momentum", "rmsprop", "adam", "adamw")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MeasuredRun:
     """What came of a job.
 
     Attributes:
@@ -61,19 +61,19 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"{arguments.rows} x {arguments.width}, {arguments.ids} ids, {arguments.workers} worker(s)")
     print(f"{'optimizer':10}" + "".join(f"{way + ' ms':>10}{'faster':>8}{'apart':>10}" for way in ways[1:]))
     for optimizer in arguments.optimizer or _FOUR:
-        found: dict[str, list[Found]] = {way: [] for way in ways}
+        runs_by_way: dict[str, list[MeasuredRun]] = {way: [] for way in ways}
         for _ in range(arguments.pairs):
             for way in ways:
-                found[way].append(_measured(way, optimizer, arguments))
-        print(_line(optimizer, found), flush=True)
+                runs_by_way[way].append(_measured(way, optimizer, arguments))
+        print(_line(optimizer, runs_by_way), flush=True)
 
 
-def _line(optimizer: str, found: Mapping[str, Sequence[Found]]) -> str:
+def _line(optimizer: str, runs_by_way: Mapping[str, Sequence[MeasuredRun]]) -> str:
     """One optimizer's figures: medians of steps, and how far any weight or loss is from those by dense gradients."""
-    medians = {way: statistics.median(one.step_s for one in ones) for way, ones in found.items()}
+    medians = {way: statistics.median(one.step_s for one in ones) for way, ones in runs_by_way.items()}
     line = f"{optimizer:10}"
-    for way in list(found)[1:]:
-        apart = max(_apart(a.values, b.values) for a, b in zip(found[DENSE], found[way], strict=True))
+    for way in list(runs_by_way)[1:]:
+        apart = max(_apart(a.values, b.values) for a, b in zip(runs_by_way[DENSE], runs_by_way[way], strict=True))
         line += f"{medians[way] * 1e3:10.2f}{medians[PLAIN] / medians[way]:8.1f}{apart:10.1e}"
     return line
 
@@ -82,7 +82,7 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     return max(float(np.max(np.abs(one[name] - other[name]))) for name in one)
 
 
-def _measured(how: str, optimizer: str, arguments: argparse.Namespace) -> Found:
+def _measured(how: str, optimizer: str, arguments: argparse.Namespace) -> MeasuredRun:
     """What one job came to."""
     workers = 1 if how in (DENSE, PLAIN) else arguments.workers
     with tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder:
@@ -93,4 +93,6 @@ def _measured(how: str, optimizer: str, arguments: argparse.Namespace) -> Found:
         printed_by("lazy", ["ops.bench.lazy.script", str(file)])
         seconds = json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8"))
         with np.load(Path(folder) / "weights.npz") as kept:
-            return Found(statistics.median(seconds[1:]) / arguments.steps, {name: kept[name] for name in kept.files})
+            return MeasuredRun(
+                statistics.median(seconds[1:]) / arguments.steps, {name: kept[name] for name in kept.files}
+            )

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> None:
         planned = lab.folder / "memory.json"
         print(output_of(lab, ["plan", "--memory", "--json", str(planned), *resource, *words]))
         memory = json.loads(planned.read_text(encoding="utf-8"))
-        first, second = (_told(output_of(lab, ["run", *resource, *words])) for _ in range(2))
+        first, second = (_parse_output(output_of(lab, ["run", *resource, *words])) for _ in range(2))
     for process in memory["processes"]:
         name, total = _name(process), process["total_bytes"]
         one, other = (int(job[name]["peak"][0]) for job in (first, second))
@@ -61,9 +61,9 @@ def _name(process: Mapping[str, Any]) -> str:
     return "launcher" if process["kind"] == "launcher" else f"{process['kind']} {process['number']}"
 
 
-def _told(output: str) -> dict[str, dict[str, tuple[str, str]]]:
+def _parse_output(output: str) -> dict[str, dict[str, tuple[str, str]]]:
     """Process -> what it printed: word -> number and digest."""
-    found: dict[str, dict[str, tuple[str, str]]] = {}
+    words_by_process: dict[str, dict[str, tuple[str, str]]] = {}
     for rank, what, number, digest in _LINE.findall(output):
-        found.setdefault(f"worker {rank}" if rank else "launcher", {})[what] = (number, digest)
-    return found
+        words_by_process.setdefault(f"worker {rank}" if rank else "launcher", {})[what] = (number, digest)
+    return words_by_process

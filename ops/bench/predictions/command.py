@@ -70,14 +70,14 @@ def run(arguments: argparse.Namespace) -> None:
     with folder_of(arguments.keep) as folder:
         try:
             wanted = wanted_of(arguments, folder)
-            found = cases(wanted, lambda: _in_time(began_s, arguments.within), _tell)
+            measured_cases = cases(wanted, lambda: _in_time(began_s, arguments.within), _log)
         except (NotRunning, ValueError) as error:
             sys.exit(f"predictions: {error}")
-    print("\n".join(table(found)))
-    if missing := missing_cases(wanted, found):
+    print("\n".join(table(measured_cases)))
+    if missing := missing_cases(wanted, measured_cases):
         print(f"{missing} more cases were not measured: the time of --within was over.")
     if arguments.json:
-        text = json.dumps([{**asdict(case), "error": case.error} for case in found], indent=1)
+        text = json.dumps([{**asdict(case), "error": case.error} for case in measured_cases], indent=1)
         arguments.json.write_text(text + "\n", encoding="utf-8")
 
 
@@ -119,7 +119,7 @@ def _in_time(began_s: float, within_s: float | None) -> bool:
     return within_s is None or time.monotonic() - began_s < within_s
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

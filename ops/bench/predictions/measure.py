@@ -141,6 +141,6 @@ def _read(wanted: Wanted) -> Iterator[Case]:
                 yield case_from_json(file.read_text(encoding="utf-8"))
 
 
-def missing_cases(wanted: Wanted, found: Sequence[Case]) -> int:
+def missing_cases(wanted: Wanted, measured: Sequence[Case]) -> int:
     """How many cases there was no time for."""
-    return len(wanted.models) * len(wanted.sizes) - len(found)
+    return len(wanted.models) * len(wanted.sizes) - len(measured)

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
         sys.exit(f"published: --steps must be a multiple of 10, got {arguments.steps}.")
     wanted = Wanted(rate_bytes_per_s=arguments.rate or None, **{name: getattr(arguments, name) for name in _SIZES})
     with Lab(wanted.hosts, wanted.rate_bytes_per_s) as lab:
-        trained = train(lab, wanted, _tell)
+        trained = train(lab, wanted, _log)
     print("\n".join(report(wanted, trained, arguments.limit_gib)))
     sys.exit(0 if trained.most_bytes <= arguments.limit_gib * 2**30 else 1)
 
@@ -112,15 +112,15 @@ def _print_plans(write: bool) -> int:
     kept = dict(kept_plans(page))
     differing = [model.name for model in MODELS if kept.get(model.command) != shown(made[model.command])]
     if differing:
-        _tell(f"{PAGE} has other plans of: {', '.join(differing)}. `--write` puts these in their place.")
+        _log(f"{PAGE} has other plans of: {', '.join(differing)}. `--write` puts these in their place.")
     return int(bool(differing))
 
 
 def _elements(shape: tuple[int, ...]) -> int:
-    found = 1
+    count = 1
     for length in shape:
-        found *= length
-    return found
+        count *= length
+    return count
 
 
 def _mb(size: int) -> str:
@@ -131,5 +131,5 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

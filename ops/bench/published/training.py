@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ops.bench.published.plans import ROOT
-from ops.bench.published.watching import Held, Marks, MemoryWatch
+from ops.bench.published.watching import Marks, MemoryWatch, ProcessPeak
 from ops.bench.race.models.draws import generator, zipf
 from ops.lab.lab import Lab
 from parallax.plans.plan import Plan, plan_from_json
@@ -81,7 +81,7 @@ class Trained:
     sent_bytes: int
     received_bytes: int
     losses: tuple[tuple[int, float], ...]
-    processes: tuple[Held, ...]
+    processes: tuple[ProcessPeak, ...]
     most_bytes: int
     start_s: float
 

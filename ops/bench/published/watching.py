@@ -23,7 +23,7 @@ _KINDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ProcessPeak:
     """The most that a process has held.
 
     Attributes:
@@ -45,7 +45,7 @@ class MemoryWatch:
 
     def __init__(self, lab: Hosts) -> None:
         self._lab = lab
-        self._found: dict[int, Held] = {}
+        self._found: dict[int, ProcessPeak] = {}
         self._most = 0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -59,7 +59,7 @@ class MemoryWatch:
         self._thread.join()
 
     @property
-    def processes(self) -> tuple[Held, ...]:
+    def processes(self) -> tuple[ProcessPeak, ...]:
         """All that ran, by host, the largest first."""
         return tuple(sorted(self._found.values(), key=lambda held: (held.host, -held.peak_bytes)))
 
@@ -80,7 +80,7 @@ class MemoryWatch:
         with contextlib.suppress(OSError):
             sizes = dict(_SIZE.findall(Path(f"/proc/{pid}/status").read_text()))
             if sizes:
-                self._found[pid] = Held(host, _kind(command), int(sizes["VmHWM"]) * 1024)
+                self._found[pid] = ProcessPeak(host, _kind(command), int(sizes["VmHWM"]) * 1024)
                 return int(sizes["VmRSS"]) * 1024
         return 0
 

@@ -35,8 +35,8 @@ def twin_sizes(cluster: str, network: str, given: Mapping[str, Any]) -> dict[str
 
 def twin_of(model: str, sizes: Mapping[str, Any]) -> Twin | None:
     """The model, if it is one whose layers may take an accelerator's time."""
-    found = model_of(model, **sizes)
-    return found if isinstance(found, Twin) else None
+    network = model_of(model, **sizes)
+    return network if isinstance(network, Twin) else None
 
 
 def has_losses(model: str, sizes: Mapping[str, Any]) -> bool:

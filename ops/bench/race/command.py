@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
     try:
         for hosts in arguments.hosts or [CLUSTERS[arguments.accelerators].hosts if arguments.accelerators else 4]:
             with place_of(hosts, wanted.rate_bytes_per_s or None, not reason) as place:
-                race = run_race(place, wanted, _tell)
+                race = run_race(place, wanted, _log)
             results = replace(results, races=(*results.races, race))
             if arguments.json:
                 arguments.json.write_text(results.to_json(), encoding="utf-8")
@@ -219,7 +219,7 @@ def _machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores of {name}, {memory:.0f} GiB, Linux {platform.release()}"
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -245,7 +245,7 @@ def systems_of(text: str) -> tuple[str, ...]:
 
 def rate(text: str) -> int:
     """Bytes a second; 0 for no limit."""
-    found = re.fullmatch(r"([\d.]+)([a-z]*)", text.lower())
-    if not found or found.group(2) not in _UNITS:
+    match = re.fullmatch(r"([\d.]+)([a-z]*)", text.lower())
+    if not match or match.group(2) not in _UNITS:
         raise argparse.ArgumentTypeError(f"{text}: a rate is written as 200mbit or 1gbit; 0 is no limit.")
-    return int(float(found.group(1)) * _UNITS[found.group(2)])
+    return int(float(match.group(1)) * _UNITS[match.group(2)])

@@ -42,7 +42,7 @@ class NoMemory(NotRunning):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class MeasuredTurn:
     """One turn, measured.
 
     Attributes:
@@ -106,7 +106,7 @@ class Entry:
             child.kill()
             child.wait()
 
-    def take_turn(self, steps: int, limit_s: float) -> Taken:
+    def take_turn(self, steps: int, limit_s: float) -> MeasuredTurn:
         """Runs so many steps while everything else is stopped, and stops the processes.
 
         Raises:
@@ -140,7 +140,7 @@ class Entry:
         )
         losses = tuple(sum(of_step) / len(done) for of_step in zip(*(one["losses"] for one in done), strict=True))
         durations = [[b - a for a, b in zip(one["times"], one["times"][1:], strict=False)] for one in done]
-        return Taken(turn, losses, tuple(max(of_step) for of_step in zip(*durations, strict=True)))
+        return MeasuredTurn(turn, losses, tuple(max(of_step) for of_step in zip(*durations, strict=True)))
 
     def _await_start(self, deadline_s: float) -> None:
         """Until all workers are at their first turn. Not measured, so what is sent once need not take its time."""
@@ -176,12 +176,12 @@ class Entry:
 
     def _ranks(self) -> list[int]:
         """The processes that run Python; what else there is (mpirun, its daemons) only waits for them."""
-        found, pythons = [], tuple(self._pythons)
+        pids, pythons = [], tuple(self._pythons)
         for process in self._processes:
             with contextlib.suppress(psutil.Error):
                 if process.is_running() and "".join(process.cmdline()[:1]).startswith(pythons):
-                    found.append(process.pid)
-        return found
+                    pids.append(process.pid)
+        return pids
 
     def _signal(self, number: int) -> None:
         pids = self._pids() if number in (signal.SIGKILL, signal.SIGTERM) else self._ranks()

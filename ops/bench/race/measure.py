@@ -29,24 +29,24 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 def switches(pids: Iterable[int]) -> int:
     """How often threads of these processes were taken off a core so far; of those that still run."""
-    found = 0
+    count = 0
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").glob("*/status"):
             with contextlib.suppress(OSError):
                 text = thread.read_text()
-                found += sum(int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line)
-    return found
+                count += sum(int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line)
+    return count
 
 
 def peak_bytes(pids: Iterable[int]) -> tuple[int, ...]:
     """The most memory that each process has held so far, largest first."""
-    found = []
+    peaks = []
     for pid in pids:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/status").read_text().splitlines():
                 if line.startswith("VmHWM:"):
-                    found.append(int(line.split()[1]) * 1024)
-    return tuple(sorted(found, reverse=True))
+                    peaks.append(int(line.split()[1]) * 1024)
+    return tuple(sorted(peaks, reverse=True))
 
 
 def available_bytes() -> int:

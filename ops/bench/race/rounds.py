@@ -248,5 +248,5 @@ def least_of(name: str, sizes: dict[str, Any], hosts: int, workers: int) -> tupl
     model = model_of(name, **sizes)
     with tf.Graph().as_default() as graph:
         model.build()
-    found = least_bytes(model, graph, hosts, workers)
-    return found.bytes, found.formula
+    least = least_bytes(model, graph, hosts, workers)
+    return least.bytes, least.formula

@@ -46,14 +46,14 @@ def families(races: Sequence[Race]) -> tuple[tuple[int, ...], ...]:
 
     A race that has no like is a family of one. Of races that differ in nothing at all the second is in a second family.
     """
-    found: dict[tuple[object, ...], dict[int, int]] = {}
+    race_by_hosts: dict[tuple[object, ...], dict[int, int]] = {}
     for index, race in enumerate(races):
         alike = (race.model, race.settings, race.workers, race.rate_bytes_per_s, race.unit)
         again = 0
-        while race.hosts in (family := found.setdefault((*alike, again), {})):
+        while race.hosts in (family := race_by_hosts.setdefault((*alike, again), {})):
             again += 1
         family[race.hosts] = index
-    return tuple(tuple(by_hosts[hosts] for hosts in sorted(by_hosts)) for by_hosts in found.values())
+    return tuple(tuple(by_hosts[hosts] for hosts in sorted(by_hosts)) for by_hosts in race_by_hosts.values())
 
 
 def systems(races: Sequence[Race]) -> tuple[str, ...]:

@@ -112,23 +112,23 @@ def _exchanged_bytes(
 
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(view.graph_def, name="")
-    hosts, found, counts = len(feeds), {}, {}
+    hosts, bytes_by_exchange, counts = len(feeds), {}, {}
     for node in exchanges:
         taken = graph.get_operation_by_name(node).inputs
         if view.op(node) == ALL_REDUCE:
             elements = view.nodes[node].attr["elements"].i
             if elements < 0:
                 return None
-            found[node] = 2 * (hosts - 1) / hosts * elements * taken[0].dtype.size
+            bytes_by_exchange[node] = 2 * (hosts - 1) / hosts * elements * taken[0].dtype.size
             continue
         known = [one for one in taken[1:] if not _needs_an_exchange(view, one.op.name, exchanges)]
         if view.op(node) != ALL_TO_ALL or not known or not taken[0].shape[1:].is_fully_defined():
             return None
         counts[node] = known[0]
-        found[node] = float(math.prod(taken[0].shape[1:]) * taken[0].dtype.size)
+        bytes_by_exchange[node] = float(math.prod(taken[0].shape[1:]) * taken[0].dtype.size)
     for node, rows in _rows_of_others(graph, counts, feeds).items():
-        found[node] *= rows
-    return found
+        bytes_by_exchange[node] *= rows
+    return bytes_by_exchange
 
 
 def _needs_an_exchange(view: Any, node: str, exchanges: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from parallax.analysis.routes.candidates import candidates_of
+from parallax.analysis.routes.candidates import list_candidates
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.analysis.search.route_all import problem_of, setting_of
 from parallax.base.errors import PlanError
@@ -48,7 +48,7 @@ def alternatives(
     if measured.cluster is None:
         raise PlanError("Predicted steps need a cluster profile. Measure one with `parallax calibrate`.")
     setting, _ = setting_of(
-        candidates_of(spec, layout, constraints, measured), layout, constraints, measured, measured.cluster
+        list_candidates(spec, layout, constraints, measured), layout, constraints, measured, measured.cluster
     )
     problem = problem_of(setting, Shares(slots) if slots else equal_shares(layout.num_workers))
     for picks in itertools.product(*(range(len(options)) for options in problem.options)):

@@ -50,13 +50,13 @@ def measured_of(model: Model, cluster: ClusterProfile, folder: Path, graph: Any,
     workers = len(cluster.hosts)
     task = Task("parallax", "generated", model.sizes, str(folder / f"task-{model.number}"), workers, 1, 2, {})
     wanted = Settings(role=Role.PROFILE, steps=STEPS_PROFILED, compute=True, feeds=f"{feeds.__file__}:batch")
-    with _told(task):
+    with _acting_for_task(task):
         profile, _ = profile_samples(graph, analysed, workers, Config(sess_config=task.session_config()), wanted)
     return PlanInputs(cluster, profile)
 
 
 @contextmanager
-def _told(task: Task) -> Iterator[None]:
+def _acting_for_task(task: Task) -> Iterator[None]:
     """As if this process had been started for the task."""
     write_task(task)
     before = sys.argv

@@ -64,16 +64,16 @@ def run(arguments: argparse.Namespace) -> None:
         )
         try:
             if arguments.flip:
-                print("\n".join(flip_lines(wanted, in_time, _tell)))
+                print("\n".join(flip_lines(wanted, in_time, _log)))
                 return
-            found = measured_cases(wanted, in_time, _tell)
+            measured = measured_cases(wanted, in_time, _log)
         except NotRunning as error:
             sys.exit(f"regret: {error}")
-    print("\n".join(table(found)))
-    if len(found) < arguments.cases:
-        print(f"{arguments.cases - len(found)} more cases were not measured: the time of --within was over.")
+    print("\n".join(table(measured)))
+    if len(measured) < arguments.cases:
+        print(f"{arguments.cases - len(measured)} more cases were not measured: the time of --within was over.")
     if arguments.json:
-        _write(arguments.json, [{**asdict(case), "ratio": case.ratio} for case in found])
+        _write(arguments.json, [{**asdict(case), "ratio": case.ratio} for case in measured])
 
 
 def _write(path: Path, cases: Sequence[dict[str, Any]]) -> None:
@@ -84,7 +84,7 @@ def _write(path: Path, cases: Sequence[dict[str, Any]]) -> None:
     path.write_text(json.dumps(cases, indent=1) + "\n", encoding="utf-8")
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

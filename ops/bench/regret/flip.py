@@ -58,15 +58,15 @@ class Point:
 
 def points_of(cases: Sequence[Case]) -> list[Point]:
     """The flip points of links whose both sides a lab can emulate, case by case."""
-    found = []
+    points = []
     for case in cases:
         for variable in plan_from_json(case.choices[0].plan).variables:
             for flip in variable.flips:
                 inside = flip.quantity == LINK and LEAST * APART <= flip.value <= MOST / APART
                 if inside:
                     point = Point(case.model, variable.name, variable.route, flip.route, flip.value, flip.above)
-                    found.append(point)
-    return found
+                    points.append(point)
+    return points
 
 
 def flip_lines(wanted: Wanted, may_begin: Callable[[], bool], tell: Callable[[str], None]) -> list[str]:
@@ -105,7 +105,7 @@ def side_line(case: Case) -> str:
 
 def _planned(wanted: Wanted, points: Sequence[Point]) -> list[list[Path]]:
     """Of each point two cases, of slower and of faster links, each with the plans of both sides, its own first."""
-    words, found = [], []
+    words, files = [], []
     for point in points:
         file = wanted.calibration(point.model.rate_bytes_per_s)
         profile = cluster_profile_from_json(file.read_text(encoding="utf-8"), str(file))
@@ -114,10 +114,10 @@ def _planned(wanted: Wanted, points: Sequence[Point]) -> list[list[Path]]:
             made = derive_profile([profile], [NewHost(host.name, rate) for host in profile.hosts], shares_cores=True)
             side_file(wanted.folder, point.model.number, rate, "cluster").write_text(made.to_json(), encoding="utf-8")
         words.append(",".join(map(str, (point.model.number, *rates))))
-        found.append([side_file(wanted.folder, point.model.number, rate, "case") for rate in rates])
+        files.append([side_file(wanted.folder, point.model.number, rate, "case") for rate in rates])
     argv = [sys.executable, "-m", "ops.bench.regret.plans", "--sides", str(wanted.folder), *words]
     check(subprocess.run(argv, env=environment(), cwd=ROOT, capture_output=True, text=True, check=False), "planning")
-    return found
+    return files
 
 
 def _apart(file: Path) -> float:

@@ -68,7 +68,7 @@ def measured(case: Case, members: ProcessGroup, rounds: int, turn_s: float) -> l
         fed = itertools.cycle([{f"{name}/{feeds[k].name}": v for k, v in batch.items()} for batch in batches])
         sessions.append(session)
         steps.append(partial(_run_next, run, fed))
-    found: list[list[float]] = [[] for _ in steps]
+    times: list[list[float]] = [[] for _ in steps]
     counts = []
     for step in steps:
         for _ in range(_WARM_UP):
@@ -76,11 +76,11 @@ def measured(case: Case, members: ProcessGroup, rounds: int, turn_s: float) -> l
         once_s = _timed(step, members, _WARM_UP)
         counts.append(max(3, min(200, math.ceil(turn_s / once_s))))
     for _ in range(rounds):
-        for own, step, count in zip(found, steps, counts, strict=True):
+        for own, step, count in zip(times, steps, counts, strict=True):
             own.append(_timed(step, members, count))
     for session in sessions:
         session.close()
-    return found
+    return times
 
 
 def _timed(step: Callable[[], None], members: ProcessGroup, count: int) -> float:

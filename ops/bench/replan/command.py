@@ -101,11 +101,11 @@ def report_of_jobs(jobs: Sequence[str], kept: str) -> list[str]:
     return [*said, _compared("digest", _numbers(jobs[-1], "digest"), _numbers(kept, "digest"), 1)]
 
 
-def _compared(what: str, found: Sequence[float], wanted: Sequence[float], count: int) -> str:
+def _compared(what: str, values: Sequence[float], expected: Sequence[float], count: int) -> str:
     """The largest difference of some numbers from those of the job that keeps its plan."""
-    if len(found) != len(wanted) or len(found) < count:
-        sys.exit(f"replan: the jobs must print as many of {what}, and they print {len(found)} and {len(wanted)}.")
-    most = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(found, wanted, strict=True))
+    if len(values) != len(expected) or len(values) < count:
+        sys.exit(f"replan: the jobs must print as many of {what}, and they print {len(values)} and {len(expected)}.")
+    most = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(values, expected, strict=True))
     if not most <= _TOLERANCE:
         sys.exit(f"replan: {what} differs by {most:.1e} of itself from that of the job that keeps its plan.")
     return f"{what}: at most {most:.1e} of itself from that of a job that keeps its plan"
@@ -117,5 +117,5 @@ def _ranks(text: str) -> list[int]:
 
 def _numbers(text: str, what: str, rank: int | None = None) -> list[float]:
     """What was printed after a word, by rank and in order; of one rank alone, or of all."""
-    found = re.findall(rf"^\[(\d+)\] {what} (\S+)$", text, re.M)
-    return [float(number) for own, number in sorted(found, key=lambda line: int(line[0])) if rank in (None, int(own))]
+    matches = re.findall(rf"^\[(\d+)\] {what} (\S+)$", text, re.M)
+    return [float(number) for own, number in sorted(matches, key=lambda line: int(line[0])) if rank in (None, int(own))]

@@ -92,10 +92,10 @@ def interval_of_median(ordered: Sequence[float]) -> tuple[float, float]:
 
 def _measured(model: str, kind: str, wanted: argparse.Namespace) -> tuple[Ratios, Ratios, float, float]:
     """Ratios of median steps and of processor time, and both of a step with everything on."""
-    found: dict[str, list[tuple[float, float]]] = {"on": [], "off": []}
+    times_by_kind: dict[str, list[tuple[float, float]]] = {"on": [], "off": []}
     with place_of(wanted.workers, None, in_lab=False) as place, contextlib.ExitStack() as ends:
         entries, steps = {}, 0
-        for name in found:
+        for name in times_by_kind:
             more = {"environment": {}, "off": kind if name == "off" else ""}
             folder = str(place.folder / f"{model}-{kind}-{name}")
             task = Task(_SYSTEMS[kind], model, {}, folder, wanted.workers, 1, 2, more)
@@ -103,12 +103,12 @@ def _measured(model: str, kind: str, wanted: argparse.Namespace) -> tuple[Ratios
             warm = entries[name].take_turn(WARM_UP_STEPS, _LIMIT_S)
             steps = steps or max(3, round(wanted.turn_seconds / statistics.median(warm.step_s[WARM_UP_STEPS // 2 :])))
         for number in range(wanted.rounds + 1):
-            for name in sorted(found, reverse=number % 2 == 1):
+            for name in sorted(times_by_kind, reverse=number % 2 == 1):
                 taken = entries[name].take_turn(steps, _LIMIT_S)
-                found[name].append((statistics.median(taken.step_s), taken.turn.cpu_s / steps))
+                times_by_kind[name].append((statistics.median(taken.step_s), taken.turn.cpu_s / steps))
         for entry in entries.values():
             entry.finish()
-    on, off = found["on"][1:], found["off"][1:]  # the first round warms up
+    on, off = times_by_kind["on"][1:], times_by_kind["off"][1:]  # the first round warms up
     by_figure = [Ratios(tuple(a[figure] / b[figure] for a, b in zip(on, off, strict=True))) for figure in (0, 1)]
     median_s, median_cpu_s = (statistics.median(one[figure] for one in on) for figure in (0, 1))
     return by_figure[0], by_figure[1], median_s, median_cpu_s

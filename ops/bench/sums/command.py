@@ -46,15 +46,15 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measures and prints."""
-    found = []
+    measurements = []
     for workers_by_host in arguments.layouts:
         if len(workers_by_host) > 1 and why_not():
             print(f"No emulated hosts ({why_not()}), so {'+'.join(map(str, workers_by_host))} is not measured.")
             continue
-        found.append(_measure(workers_by_host, arguments))
-        print("\n".join([*lines_of(found[-1]), ""]), flush=True)
+        measurements.append(_measure(workers_by_host, arguments))
+        print("\n".join([*lines_of(measurements[-1]), ""]), flush=True)
     if arguments.json:
-        text = json.dumps([asdict(one) for one in found], indent=1)
+        text = json.dumps([asdict(one) for one in measurements], indent=1)
         arguments.json.write_text(text + "\n", encoding="utf-8")
 
 
@@ -97,8 +97,8 @@ def _layouts(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _layout(text: str) -> tuple[int, ...]:
-    found = re.fullmatch(r"(\d{1,3})x(\d{1,3})", text)
-    counts = (int(found[2]),) * int(found[1]) if found else ()
+    match = re.fullmatch(r"(\d{1,3})x(\d{1,3})", text)
+    counts = (int(match[2]),) * int(match[1]) if match else ()
     if re.fullmatch(r"\d{1,3}(\+\d{1,3})+", text):
         counts = tuple(map(int, text.split("+")))
     if not counts or min(counts) < 1 or sum(counts) < 2:
@@ -107,7 +107,7 @@ def _layout(text: str) -> tuple[int, ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    found = tuple(int(word) if word.isdecimal() else 0 for word in text.split(","))
-    if min(found) < 4 or len(set(found)) < 3:
+    numbers = tuple(int(word) if word.isdecimal() else 0 for word in text.split(","))
+    if min(numbers) < 4 or len(set(numbers)) < 3:
         raise argparse.ArgumentTypeError(f"three sizes or more, of 4 bytes or more; received {text!r}")
-    return found
+    return numbers

@@ -33,7 +33,7 @@ def main() -> None:
     workers_by_host = [hosts.count(host) for host in dict.fromkeys(hosts)]
     methods = methods_of(workers_by_host)
     runs = SumRuns(members.teams, "parallax/sums", workers_by_host)
-    found: dict[str, dict[str, list[list[float]]]] = {method: {} for method in methods}
+    times_by_method: dict[str, dict[str, list[list[float]]]] = {method: {} for method in methods}
     for size in sizes:
         counts = {}
         for method in methods:
@@ -42,12 +42,14 @@ def main() -> None:
                 run()
             once_s = _measure_runs(run, members, _WARM_UP)[0]
             counts[method] = max(2, min(_MOST_RUNS, math.ceil(float(turn_s) / once_s)))
-            found[method][size] = []
+            times_by_method[method][size] = []
         for _ in range(int(rounds)):
             for method in methods:
-                found[method][size].append(_measure_runs(runs.runner(method, int(size)), members, counts[method]))
+                times_by_method[method][size].append(
+                    _measure_runs(runs.runner(method, int(size)), members, counts[method])
+                )
     if members.rank == 0:
-        Path(output).write_text(json.dumps(found), encoding="utf-8")
+        Path(output).write_text(json.dumps(times_by_method), encoding="utf-8")
 
 
 def _measure_runs(run: Callable[[], None], members: ProcessGroup, count: int) -> list[float]:

@@ -55,9 +55,9 @@ def run(arguments: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if reason := why_not():
         sys.exit(f"twin: it needs an emulated cluster: {reason}")
-    found = compared(arguments, _tell)
-    print("\n".join(report(found[0], found[1:], arguments.rate, arguments.batch)))
-    sys.exit(0 if all(run.turns for race in found for run in race.runs) else 1)
+    races = compared(arguments, _log)
+    print("\n".join(report(races[0], races[1:], arguments.rate, arguments.batch)))
+    sys.exit(0 if all(run.turns for race in races for run in race.runs) else 1)
 
 
 def compared(arguments: argparse.Namespace, tell: Callable[[str], None]) -> list[Race]:
@@ -107,19 +107,19 @@ def _undilated(race: Race, system: str) -> _Undilated | None:
 
 
 def _step(race: Race, system: str) -> str:
-    found = _undilated(race, system)
-    return _ms(found) if found else "failed"
+    undilated = _undilated(race, system)
+    return _ms(undilated) if undilated else "failed"
 
 
 def _cell(computed: Race, twin: Race, system: str) -> str:
-    of, found = _undilated(computed, system), _undilated(twin, system)
-    if not of or not found:
+    of, undilated = _undilated(computed, system), _undilated(twin, system)
+    if not of or not undilated:
         return "failed"
-    return f"{_ms(found)}, {found.median_s / of.median_s:.2f}"
+    return f"{_ms(undilated)}, {undilated.median_s / of.median_s:.2f}"
 
 
-def _ms(found: _Undilated) -> str:
-    return f"{1000 * found.median_s:.1f} ms ({1000 * found.fastest_s:.0f}-{1000 * found.slowest_s:.0f})"
+def _ms(undilated: _Undilated) -> str:
+    return f"{1000 * undilated.median_s:.1f} ms ({1000 * undilated.fastest_s:.0f}-{1000 * undilated.slowest_s:.0f})"
 
 
 def _race(arguments: argparse.Namespace, sizes: dict[str, Any], dilation: float, tell: Callable[[str], None]) -> Race:
@@ -145,5 +145,5 @@ def _race(arguments: argparse.Namespace, sizes: dict[str, Any], dilation: float,
         sys.exit(f"twin: {error}")
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

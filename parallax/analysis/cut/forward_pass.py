@@ -21,28 +21,28 @@ class ForwardPass:
 
     Attributes:
         members: each a node, or the nodes of a block, in topological order.
-        takes: member's number -> the numbers of its inputs.
+        inputs: member's number -> the numbers of its inputs.
     """
 
     members: tuple[tuple[str, ...], ...]
-    takes: tuple[frozenset[int], ...]
+    inputs: tuple[frozenset[int], ...]
 
-    def number_of(self) -> dict[str, int]:
+    def number_members(self) -> dict[str, int]:
         """Node -> its member's number."""
         return {node: number for number, nodes in enumerate(self.members) for node in nodes}
 
-    def before(self, numbers: Collection[int]) -> set[int]:
+    def find_ancestors(self, numbers: Collection[int]) -> set[int]:
         """Some members, and all their ancestors."""
-        found, waiting = set(numbers), list(numbers)
+        ancestors, waiting = set(numbers), list(numbers)
         while waiting:
-            for number in self.takes[waiting.pop()]:
-                if number not in found:
-                    found.add(number)
+            for number in self.inputs[waiting.pop()]:
+                if number not in ancestors:
+                    ancestors.add(number)
                     waiting.append(number)
-        return found
+        return ancestors
 
 
-def forward_pass(
+def find_forward_pass(
     view: GraphView, losses: Collection[str], autodiff: Collection[str], everywhere: Collection[str]
 ) -> ForwardPass:
     """The forward pass of a graph.
@@ -74,19 +74,24 @@ def forward_pass(
     }
     position = {node: number for number, node in enumerate(nodes)}
     order = list(_components(takes))
-    joined = [[node for name in component for node in members[name]] for component in order]
-    number_of = {node: number for number, those in enumerate(joined) for node in those}
+    node_groups = [[node for name in component for node in members[name]] for component in order]
+    number_by_node = {node: number for number, those in enumerate(node_groups) for node in those}
     return ForwardPass(
-        tuple(tuple(sorted(those, key=position.__getitem__)) for those in joined),
+        tuple(tuple(sorted(those, key=position.__getitem__)) for those in node_groups),
         tuple(
-            frozenset(number_of[before] for node in those for before in view.predecessors(node) if before in number_of)
+            frozenset(
+                number_by_node[before]
+                for node in those
+                for before in view.predecessors(node)
+                if before in number_by_node
+            )
             - {number}
-            for number, those in enumerate(joined)
+            for number, those in enumerate(node_groups)
         ),
     )
 
 
-def main_part(forward: ForwardPass, losses: Collection[str], costs: Sequence[float]) -> ForwardPass:
+def find_main_part(forward: ForwardPass, losses: Collection[str], costs: Sequence[float]) -> ForwardPass:
     """The part of a forward pass that leads to its dearest loss, without what other losses alone need.
 
     A loss that shares at least half of what it needs is of that part too.
@@ -96,22 +101,27 @@ def main_part(forward: ForwardPass, losses: Collection[str], costs: Sequence[flo
         losses: nodes.
         costs: of its members.
     """
-    number_of = forward.number_of()
-    needs = [frozenset(forward.before([number_of[loss]])) for loss in sorted(losses) if loss in number_of]
+    number_by_node = forward.number_members()
+    needs = [
+        frozenset(forward.find_ancestors([number_by_node[loss]])) for loss in sorted(losses) if loss in number_by_node
+    ]
 
     def cost(numbers: Collection[int]) -> float:
         return sum(costs[number] for number in numbers)
 
     main, others = frozenset[int](), frozenset[int]()
-    for own in sorted(needs, key=cost, reverse=True):
-        if not main or 2 * cost(own & main) >= cost(own):
-            main |= own
+    for candidate in sorted(needs, key=cost, reverse=True):
+        if not main or 2 * cost(candidate & main) >= cost(candidate):
+            main |= candidate
         else:
-            others |= own
-    kept = [number for number in range(len(forward.members)) if number in main or number not in others]
-    place = {number: at for at, number in enumerate(kept)}
-    takes = [frozenset(place[taken] for taken in forward.takes[number] if taken in place) for number in kept]
-    return ForwardPass(tuple(forward.members[number] for number in kept), tuple(takes))
+            others |= candidate
+    remaining = [number for number in range(len(forward.members)) if number in main or number not in others]
+    place = {number: at for at, number in enumerate(remaining)}
+    takes = [
+        frozenset(place[input_number] for input_number in forward.inputs[number] if input_number in place)
+        for number in remaining
+    ]
+    return ForwardPass(tuple(forward.members[number] for number in remaining), tuple(takes))
 
 
 def _is_read(view: GraphView, node: str) -> bool:
@@ -124,13 +134,13 @@ def _is_read(view: GraphView, node: str) -> bool:
 def _same_variable(view: GraphView, nodes: Collection[str]) -> dict[str, str]:
     """Nodes that read one variable's handle, such as lookups of one table, each with the first of them."""
     first: dict[str, str] = {}
-    found = {}
+    component_by_node = {}
     for node in nodes:
         for tensor in view.inputs(node):
             source = split_tensor(tensor)[0]
             if view.op(source) in VARIABLES:
-                found[node] = first.setdefault(source, node)
-    return found
+                component_by_node[node] = first.setdefault(source, node)
+    return component_by_node
 
 
 def _merge(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:

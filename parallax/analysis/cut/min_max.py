@@ -27,11 +27,11 @@ def cut_evenly(costs: Sequence[float], crossing: Sequence[float], parts: int) ->
     ends = np.asarray(crossing, float)
     least, _ = _search(total, ends, parts, np.inf)
     _, begins = _search(total, ends, parts, least * (1 + _EQUAL))
-    found, end = [], count
+    cut_ends, end = [], count
     for part in range(parts - 1, 0, -1):
         end = int(begins[part, end])
-        found.append(end)
-    return tuple(reversed(found))
+        cut_ends.append(end)
+    return tuple(reversed(cut_ends))
 
 
 def _search(

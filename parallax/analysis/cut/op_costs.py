@@ -13,7 +13,7 @@ OPS_PER_S, BYTES_PER_S = 5e9, 1.25e9
 _PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
 
-def cost_of(view: GraphView, node: str) -> float:
+def estimate_cost(view: GraphView, node: str) -> float:
     """The cost of a node."""
     made = sum(elements_of(view.shape(tensor)) for tensor in view.outputs(node))
     op = view.op(node)

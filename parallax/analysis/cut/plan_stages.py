@@ -121,8 +121,8 @@ def plan_in_stages(
     count = stages if isinstance(stages, int) else len(stages) + 1
     replicas = layout_of_replicas(layout, count)
     check_micro_batches(captured.view, replicas.num_workers, constraints.accumulate_steps)
-    found = graph_cut_of(captured, sources)
-    ends = found.best_ends(count, rates) if isinstance(stages, int) else found.check_ends(stages)
+    found = get_graph_cut(captured, sources)
+    ends = found.find_best_ends(count, rates) if isinstance(stages, int) else found.check_ends(stages)
     plan = make(replicas, replace(constraints, run_option="MPI"))
     _check_routes(plan)
     made = _stages_of(found, found.cut_at(ends), ends, spec, plan, rates)
@@ -138,7 +138,7 @@ def _check_routes(plan: Plan) -> None:
             )
 
 
-def graph_cut_of(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> GraphCut:
+def get_graph_cut(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> GraphCut:
     """The possible cuts of a graph, computed once."""
     key = ("stages", sources)
     if key not in captured.remembered:
@@ -155,7 +155,7 @@ def cut_of_plan(captured: CapturedGraph, sources: tuple[GradientSource, ...], pl
     """
     if not plan.stages:
         return None
-    return graph_cut_of(captured, sources).cut_at([stage.ends for stage in plan.stages[:-1]])
+    return get_graph_cut(captured, sources).cut_at([stage.ends for stage in plan.stages[:-1]])
 
 
 def _stages_of(
@@ -169,12 +169,16 @@ def _stages_of(
     """The plan's entry for each stage."""
     costs = found.member_seconds(rates)
     of_member = [cut.places[nodes[0]] for nodes in found.forward.members]
-    messages = [one for one in found.messages_of(cut) if one.tensor]
+    messages = [one for one in found.list_messages(cut) if one.tensor]
     trained = [v for v in spec.variables if v.gradients]
-    forward, held, kept = found.forward.number_of(), found.variable_bytes(cut), found.kept_bytes(cut)
+    forward, variable_bytes, kept = (
+        found.forward.number_members(),
+        found.count_variable_bytes(cut),
+        found.count_activation_bytes(cut),
+    )
     stages = []
     for stage in range(cut.count):
-        own = [v for v in trained if _stage_of(v, cut.places) == stage]
+        stage_variables = [v for v in trained if _stage_of(v, cut.places) == stage]
         cost_s = sum(cost for cost, at in zip(costs, of_member, strict=True) if at == stage)
         sent = [0] * cut.count
         for m in messages:
@@ -184,9 +188,10 @@ def _stages_of(
             StagePlan(
                 ends=ends[stage] if stage < len(ends) else (),
                 begins=tuple(dict.fromkeys(begins)),
-                variables=tuple(v.name for v in own),
-                parameters=sum(v.value_bytes // v.dtype_bytes for v in own),
-                held_bytes=held[stage] + (sum(v.value_bytes for v in own) if plan.accumulate_steps > 1 else 0),
+                variables=tuple(v.name for v in stage_variables),
+                parameters=sum(v.value_bytes // v.dtype_bytes for v in stage_variables),
+                held_bytes=variable_bytes[stage]
+                + (sum(v.value_bytes for v in stage_variables) if plan.accumulate_steps > 1 else 0),
                 cost_share=cost_s / (sum(costs) or 1.0),
                 sent_bytes=sum(sent),
                 sent_to=tuple(sent),

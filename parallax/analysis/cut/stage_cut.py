@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parallax.analysis.cut.forward_pass import VARIABLES, ForwardPass, forward_pass, main_part
+from parallax.analysis.cut.forward_pass import VARIABLES, ForwardPass, find_forward_pass, find_main_part
 from parallax.analysis.cut.min_max import cut_evenly
-from parallax.analysis.cut.op_costs import BYTES_PER_S, OPS_PER_S, cost_of
+from parallax.analysis.cut.op_costs import BYTES_PER_S, OPS_PER_S, estimate_cost
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.base.errors import PlanError
 from parallax.graph.cut.everywhere import find_everywhere
@@ -72,14 +72,14 @@ class GraphCut:
 
     def member_seconds(self, rates: CutRates) -> list[float]:
         """Seconds of each member of the forward pass in a run, with the nodes of autodiff that belong to it."""
-        costs = self._measured_costs(rates.op_seconds) or costs_of(self.view, self.forward)
-        whole_s = _ALL_PASSES * sum(costs_of(self.view, self.forward)) * rates.examples / OPS_PER_S
+        costs = self._measured_costs(rates.op_seconds) or estimate_costs(self.view, self.forward)
+        whole_s = _ALL_PASSES * sum(estimate_costs(self.view, self.forward)) * rates.examples / OPS_PER_S
         unit_s = (whole_s if rates.run_s is None else rates.run_s) / (sum(costs) or 1.0)
         return [unit_s * cost for cost in costs]
 
     def _measured_costs(self, op_seconds: Mapping[str, float]) -> list[float] | None:
         """The measured seconds of each member's nodes and of their gradient nodes; None where none was measured."""
-        number_of = self.forward.number_of()
+        number_of = self.forward.number_members()
         forward_of = {node: of for record in self.captured.records for node, of in record.forward.items()}
         found = [0.0] * len(self.forward.members)
         for node, seconds in op_seconds.items():
@@ -88,7 +88,7 @@ class GraphCut:
                 found[number] += seconds
         return found if any(found) else None
 
-    def best_ends(self, count: int, rates: CutRates) -> tuple[tuple[str, ...], ...]:
+    def find_best_ends(self, count: int, rates: CutRates) -> tuple[tuple[str, ...], ...]:
         """The ops that each stage but the last ends with, for the fewest seconds of the slowest of `count` stages.
 
         Raises:
@@ -106,25 +106,27 @@ class GraphCut:
 
     def _last_ops(self, begin: int, end: int) -> tuple[str, ...]:
         """The sinks among a range of members: those from which no other of them is computed."""
-        taken = frozenset[int]().union(*(self.forward.takes[number] for number in range(begin, end)))
-        return tuple(self.forward.members[number][-1] for number in range(begin, end) if number not in taken)
+        inputs = frozenset[int]().union(*(self.forward.inputs[number] for number in range(begin, end)))
+        return tuple(self.forward.members[number][-1] for number in range(begin, end) if number not in inputs)
 
     def _crossing_bytes(self) -> list[float]:
         """Bytes that a cut after so many members has cross, there and back."""
         from tensorflow import as_dtype
 
-        number_of, found = self.forward.number_of(), [0.0] * (len(self.forward.members) + 1)
-        for node, number in number_of.items():
+        number_by_node, bytes_by_cut = self.forward.number_members(), [0.0] * (len(self.forward.members) + 1)
+        for node, number in number_by_node.items():
             for tensor in self.view.outputs(node):
-                takers = [number_of[edge.node] for edge in self.view.consumers(tensor) if edge.node in number_of]
+                takers = [
+                    number_by_node[edge.node] for edge in self.view.consumers(tensor) if edge.node in number_by_node
+                ]
                 if takers and max(takers) > number:
                     times = _THERE_AND_BACK if as_dtype(self.view.dtype(tensor)).is_floating else 1.0
                     size = times * size_bytes(self.view, tensor)
-                    found[number + 1] += size
-                    found[max(takers) + 1] -= size
-        for number in range(1, len(found)):
-            found[number] += found[number - 1]
-        return [*found[:-1], 0.0]
+                    bytes_by_cut[number + 1] += size
+                    bytes_by_cut[max(takers) + 1] -= size
+        for number in range(1, len(bytes_by_cut)):
+            bytes_by_cut[number] += bytes_by_cut[number - 1]
+        return [*bytes_by_cut[:-1], 0.0]
 
     def check_ends(self, ends: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """Cuts that a user has named, as those that `cut_at` takes.
@@ -135,24 +137,24 @@ class GraphCut:
         Raises:
             PlanError: one is no op of the forward pass, or does not come after the one before.
         """
-        number_of, before, last = self.forward.number_of(), set[int](), set[int]()
-        found = []
+        number_by_node, before, last = self.forward.number_members(), set[int](), set[int]()
+        checked = []
         for place, name in enumerate(ends):
             nodes = self._find_ops(name)
-            numbers = {number_of[node] for node in nodes}
-            here = self.forward.before(numbers)
+            numbers = {number_by_node[node] for node in nodes}
+            here = self.forward.find_ancestors(numbers)
             if not last <= here or numbers <= before:
                 raise PlanError(
                     f"Cuts must be in the order of the forward pass, each computed of the one before: {name!r} is not "
                     f"computed of {ends[place - 1]!r}. Put them in order, or leave one out."
                 )
             before, last = before | here, numbers
-            found.append(nodes)
+            checked.append(nodes)
         if len(before) == len(self.forward.members):
             raise PlanError(
                 f"The last stage must have an op of the forward pass, and {ends[-1]!r} is its end. Name an op before."
             )
-        return tuple(found)
+        return tuple(checked)
 
     def _find_ops(self, name: str) -> tuple[str, ...]:
         """The ops of the forward pass that a user has named: by the name of an op, of a tensor, or of a layer.
@@ -160,13 +162,13 @@ class GraphCut:
         Raises:
             PlanError: there are none.
         """
-        number_of, layers = self.forward.number_of(), nodes_of_layers(self.view)
-        if _node(name) in number_of:
+        number_by_node, layers = self.forward.number_members(), nodes_of_layers(self.view)
+        if _node(name) in number_by_node:
             return (_node(name),)
-        found = tuple(node for node in layers.get(name, ()) if node in number_of)
-        if found:
-            return found
-        known = [layer for layer, nodes in layers.items() if any(node in number_of for node in nodes)]
+        ops = tuple(node for node in layers.get(name, ()) if node in number_by_node)
+        if ops:
+            return ops
+        known = [layer for layer, nodes in layers.items() if any(node in number_by_node for node in nodes)]
         what, last = ("layers", known) if known else ("ones", [nodes[-1] for nodes in self.forward.members])
         raise PlanError(
             f"A cut must be an op of the forward pass with a batch in it, or a layer, and {name!r} is none. Name one "
@@ -179,16 +181,16 @@ class GraphCut:
         Raises:
             PlanError: there is no such op.
         """
-        number_of, stage_of, done = self.forward.number_of(), dict[int, int](), set[int]()
+        number_by_node, stage_of, done = self.forward.number_members(), dict[int, int](), set[int]()
         for stage, names in enumerate(ends):
-            unknown = [name for name in names if name not in number_of]
+            unknown = [name for name in names if name not in number_by_node]
             if unknown:
                 raise PlanError(f"A stage must end with ops of the forward pass, and {unknown[0]!r} is none of it.")
-            here = self.forward.before([number_of[name] for name in names]) - done
+            here = self.forward.find_ancestors([number_by_node[name] for name in names]) - done
             stage_of.update(dict.fromkeys(here, stage))
             done |= here
         last = len(ends)
-        places = {node: stage_of.get(number, last) for node, number in number_of.items()}
+        places = {node: stage_of.get(number, last) for node, number in number_by_node.items()}
         places.update(self._places_of_variables(places))
         if self.others:
             order = [node for node in self.view.topological_order() if node in self.view.ancestors(self.others)]
@@ -204,8 +206,8 @@ class GraphCut:
             if handle in self.everywhere:
                 continue
             reads = [edge.node for edge in view.consumers(f"{handle}:0")]
-            taken = [edge.node for read in reads for tensor in view.outputs(read) for edge in view.consumers(tensor)]
-            stages = [places[node] for node in (*reads, *taken) if node in places]
+            readers = [edge.node for read in reads for tensor in view.outputs(read) for edge in view.consumers(tensor)]
+            stages = [places[node] for node in (*reads, *readers) if node in places]
             if stages:
                 yield handle, min(stages)
 
@@ -216,7 +218,7 @@ class GraphCut:
                 if node in self.view.nodes and forward in places and node not in places:
                     yield node, places[forward]
 
-    def variable_bytes(self, cut: StageCut) -> list[int]:
+    def count_variable_bytes(self, cut: StageCut) -> list[int]:
         """Bytes of the variables that each stage holds, slots and all others, but for those that every stage has."""
         view, found = self.view, [0] * cut.count
         places = complete_places(graph_to_cut(view, self.everywhere, view.topological_order()), cut.places)
@@ -227,18 +229,18 @@ class GraphCut:
                 found[places[handle]] += elements_of(shape) * bytes_of_type(attributes["dtype"].type)
         return found
 
-    def kept_bytes(self, cut: StageCut) -> list[int]:
+    def count_activation_bytes(self, cut: StageCut) -> list[int]:
         """Bytes of the forward pass's results that autodiff's nodes of each stage take."""
         view, found = self.view, [0] * cut.count
         derived = frozenset[str]().union(*(record.ops for record in self.captured.records))
-        for node in self.forward.number_of():
+        for node in self.forward.number_members():
             for tensor in view.outputs(node):
                 takers = {edge.node for edge in view.consumers(tensor)} & derived & cut.places.keys()
                 for stage in {cut.places[taker] for taker in takers}:
                     found[stage] += size_bytes(view, tensor)
         return found
 
-    def messages_of(self, cut: StageCut) -> tuple[StageMessage, ...]:
+    def list_messages(self, cut: StageCut) -> tuple[StageMessage, ...]:
         """The messages between stages for each micro-batch, as far as the user's graph determines them."""
         view = self.view
         needed = view.ancestors({_node(tensor) for source in self.sources for tensor in source.tensors})
@@ -266,15 +268,15 @@ def graph_cut(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> G
     autodiff = frozenset[str]().union(*(record.ops for record in captured.records))
     ends = losses | {_node(tensor) for source in sources for tensor in source.tensors}
     everywhere = find_everywhere(view)
-    every = forward_pass(view, ends, autodiff, everywhere)
-    forward = main_part(every, losses, costs_of(view, every))
-    others = every.number_of().keys() - forward.number_of().keys()
+    every = find_forward_pass(view, ends, autodiff, everywhere)
+    forward = find_main_part(every, losses, estimate_costs(view, every))
+    others = every.number_members().keys() - forward.number_members().keys()
     return GraphCut(captured, sources, forward, everywhere, frozenset(others))
 
 
-def costs_of(view: GraphView, forward: ForwardPass) -> list[float]:
+def estimate_costs(view: GraphView, forward: ForwardPass) -> list[float]:
     """Operations of each member of a forward pass."""
-    return [sum(cost_of(view, node) for node in nodes) for nodes in forward.members]
+    return [sum(estimate_cost(view, node) for node in nodes) for nodes in forward.members]
 
 
 def _node(name: str) -> str:

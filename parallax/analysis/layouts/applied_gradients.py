@@ -26,7 +26,7 @@ def finish_step(program: VisitedGraph, step: StepWalk) -> None:
             _finish_dense(step, source)
         else:
             _finish_rows(view, step, source, source.indices)
-    nodes = sorted(filter(program.is_of_step, program.after))
+    nodes = sorted(filter(program.is_of_step, program.after_gradients))
     parts = {edge for node in nodes for edge in _count_once(program, step, node)}
     for node in nodes:
         if view.op(node) == "IdentityN" and not any(map(view.consumers, view.outputs(node))):
@@ -34,7 +34,7 @@ def finish_step(program: VisitedGraph, step: StepWalk) -> None:
         for slot, tensor in enumerate(view.inputs(node)):
             is_other = Edge(node, slot) not in delivered | parts
             if is_other and tensor in step.facts and not step.facts[tensor].is_same:
-                step.take(node, slot, REPLICATED)
+                step.require_layout(node, slot, REPLICATED)
 
 
 def _count_once(program: VisitedGraph, step: StepWalk, node: str) -> list[Edge]:
@@ -68,9 +68,9 @@ def _count_once(program: VisitedGraph, step: StepWalk, node: str) -> list[Edge]:
             f"{view.op(node)} {node!r} updates a metric from gradients other than by adding to it, which is not "
             f"supported. {REMEDY}"
         )
-    other, own = of_metric.index(False), of_metric.index(True)
+    other, metric = of_metric.index(False), of_metric.index(True)
     step.added_once[inputs[other]].append(Edge(added, other))
-    return [Edge(added, own)]
+    return [Edge(added, metric)]
 
 
 def _finish_dense(step: StepWalk, source: GradientSource) -> None:
@@ -79,7 +79,7 @@ def _finish_dense(step: StepWalk, source: GradientSource) -> None:
         return
     for edge in step.view.consumers(source.values):
         if edge.node in source.outside:
-            step.take(edge.node, edge.slot, REPLICATED)
+            step.require_layout(edge.node, edge.slot, REPLICATED)
 
 
 def find_pieces(view: GraphView, source: GradientSource) -> list[str]:
@@ -129,7 +129,7 @@ def _finish_by_piece(step: StepWalk, values: Layout, numbers: Layout, edges: lis
             return False
     counted = Concatenated(tuple((length, COUNTED if rows == SUM else rows) for length, rows in values.pieces))
     for edge in edges:
-        step.take(edge.node, edge.slot, counted)
+        step.require_layout(edge.node, edge.slot, counted)
     return True
 
 
@@ -142,17 +142,17 @@ def _finish_piece(step: StepWalk, pair: tuple[str, str], edges: tuple[list[Edge]
     if any(isinstance(layout, Concatenated) for layout in (numbers.layout, *values)):
         if not all(_finish_by_piece(step, layout, numbers.layout, edges[0]) for layout in values):
             for edge in (*edges[0], *edges[1]):
-                step.take(edge.node, edge.slot, REPLICATED)
+                step.require_layout(edge.node, edge.slot, REPLICATED)
         return
     if isinstance(numbers.layout, Distinct) and rows.layout == Distinct(numbers.layout.of, is_sum=True):
         return  # summed by id where they are exchanged
     if numbers.axis == 0 and numbers.part is not None:
-        wanted: Sharded | None = Sharded(0, numbers.part)
+        required: Sharded | None = Sharded(0, numbers.part)
     elif numbers.is_same or numbers.is_lengths or is_partial(numbers) or isinstance(numbers.layout, Distinct):
         for edge in edges[1]:
-            step.take(edge.node, edge.slot, REPLICATED)
-        wanted = None
+            step.require_layout(edge.node, edge.slot, REPLICATED)
+        required = None
     else:
         raise GraphError(f"Cannot determine which workers hold the row indices {indices!r} of a gradient. {REMEDY}")
     for edge in edges[0]:
-        step.take(edge.node, edge.slot, wanted or COUNTED)
+        step.require_layout(edge.node, edge.slot, required or COUNTED)

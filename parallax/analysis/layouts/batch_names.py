@@ -31,7 +31,9 @@ def name_batches(view: GraphView, rewrites: Rewrites) -> Rewrites:
         layouts=tuple(names.of_layouts(one) for one in rewrites.layouts),
         all_reduces=tuple(replace(one, batch=names.of_tensor(one.tensor, one.batch)) for one in rewrites.all_reduces),
         scatters=tuple(replace(one, batch=names.of_tensor(one.tensor, one.batch)) for one in rewrites.scatters),
-        keeps=tuple(replace(one, batch=names.of_tensor(one.values, one.batch)) for one in rewrites.keeps),
+        accumulated_gradients=tuple(
+            replace(one, batch=names.of_tensor(one.values, one.batch)) for one in rewrites.accumulated_gradients
+        ),
         pushes=tuple(replace(one, batch=names.of_rows(one)) for one in rewrites.pushes),
         collects=tuple(replace(one, batch=names.of_rows(one)) for one in rewrites.collects),
         batches=tuple(names.find_batches()),
@@ -96,10 +98,12 @@ class _BatchNames:
                 tensor: self._of_concatenated(_node(tensor), layout) for tensor, layout in layouts.concatenated.items()
             },
             fed=tuple(replace(one, batch=self.at(_node(one.tensor), one.batch)) for one in layouts.fed),
-            told={tensor: self._of_told(_node(tensor), value) for tensor, value in layouts.told.items()},
+            known_lengths={
+                tensor: self._rename_lengths(_node(tensor), value) for tensor, value in layouts.known_lengths.items()
+            },
         )
 
-    def _of_told(self, node: str, value: Length | tuple[Length, ...]) -> Length | tuple[Length, ...]:
+    def _rename_lengths(self, node: str, value: Length | tuple[Length, ...]) -> Length | tuple[Length, ...]:
         return (
             tuple(self._of_length(node, one) for one in value)
             if isinstance(value, tuple)
@@ -146,13 +150,15 @@ def _find_sources(view: GraphView) -> dict[str, frozenset[str]]:
     """Node -> the sources of the batches from which it is computed."""
     sparse = sparse_feeds(view)  # their length is the number of entries
     sources = [node for node in marked_nodes(view) if batch_of(view.nodes[node]) and node not in sparse]
-    found: dict[str, frozenset[str]] = {node: frozenset((node,)) for node in sources}
+    sources_by_node: dict[str, frozenset[str]] = {node: frozenset((node,)) for node in sources}
     for node in view.topological_order():
-        if node not in found:
-            taken = {found[one] for one in map(_node, view.inputs(node)) if one in found}
-            if taken:
-                found[node] = next(iter(taken)) if len(taken) == 1 else frozenset().union(*taken)
-    return found
+        if node not in sources_by_node:
+            input_sources = {sources_by_node[one] for one in map(_node, view.inputs(node)) if one in sources_by_node}
+            if input_sources:
+                sources_by_node[node] = (
+                    next(iter(input_sources)) if len(input_sources) == 1 else frozenset().union(*input_sources)
+                )
+    return sources_by_node
 
 
 def _is_measured(view: GraphView, tensor: str) -> bool:

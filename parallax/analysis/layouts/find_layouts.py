@@ -26,7 +26,7 @@ from parallax.analysis.layouts.training_graph import (
 )
 from parallax.analysis.layouts.visit_step import visit_all
 from parallax.base.errors import GraphError
-from parallax.graph.batches import ADDED, ROWS, VALUE, WHOLE, batch_by_node, is_part, reported_as
+from parallax.graph.batches import ADDED, ROWS, VALUE, WHOLE, batch_by_node, find_report_kind, is_partial_sum
 from parallax.graph.control_flow import branches_of, units_of
 from parallax.graph.grown_rows import find_grown_rows
 from parallax.graph.lengths import Length
@@ -54,9 +54,9 @@ class Layouts:
 
     Attributes:
         facts: tensor -> its facts, for tensors that were visited.
-        whole: (tensor, node) -> the node reads the tensor replicated, though it is computed otherwise.
+        replicated_reads: (tensor, node) -> the node reads the tensor replicated, though it is computed otherwise.
         rewrites: the changes of the graph.
-        alike: random ops with equal draws on all workers.
+        equal_draws: random ops with equal draws on all workers.
         mixing: node that mixes examples, or has no rule -> the sharded tensors that it reads gathered.
         padded: ragged rows that are padded to the longest of all workers'.
         added_once: edges that add values of applied gradients to metrics, for one worker alone: the values must be
@@ -64,9 +64,9 @@ class Layouts:
     """
 
     facts: Mapping[str, Fact]
-    whole: Set[tuple[str, str]]
+    replicated_reads: Set[tuple[str, str]]
     rewrites: LayoutRewrites
-    alike: tuple[str, ...]
+    equal_draws: tuple[str, ...]
     mixing: Mapping[str, Sequence[str]]
     padded: tuple[PaddedRows, ...] = ()
     added_once: Set[Edge] = frozenset()
@@ -86,12 +86,12 @@ def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tupl
     """
     delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
     before = view.computed_of(delivered)
-    found = []
+    last = []
     for source in sources:
         outside = tuple(node for node in source.outside if node not in before)
         if outside:
-            found.append(replace(source, outside=outside))
-    return tuple(found)
+            last.append(replace(source, outside=outside))
+    return tuple(last)
 
 
 def layouts_of_one(graph: TrainingGraph) -> Layouts:
@@ -132,14 +132,14 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, FetchedResults]:
     gathered: set[str] = set()
     adjacent: set[str] = set()
     fed_lengths: dict[str, str] = {}
-    fed_numbers = _find_fed_numbers(program) if program.steps is not None else frozenset[str]()
-    parts = {v for v in variables if is_part(view.nodes[v])}
+    fed_numbers = _find_fed_scalars(program) if program.steps is not None else frozenset[str]()
+    parts = {v for v in variables if is_partial_sum(view.nodes[v])}
     units = units_of(view, program.order)
     for _ in range(_MOST_WALKS):
         step = StepWalk(
             view, program.batches, parts, completed, pieces, grown, gathered=set(gathered), adjacent=set(adjacent)
         )
-        step.fed_numbers, step.fed_lengths = fed_numbers, dict(fed_lengths)
+        step.fed_scalars, step.fed_lengths = fed_numbers, dict(fed_lengths)
         step.is_script = program.steps is not None
         visit_all(program, step, units)
         finish_step(program, step)
@@ -160,7 +160,7 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, FetchedResults]:
     raise GraphError(f"Cannot determine which tensors of this graph are sharded over the workers. {REMEDY}")
 
 
-def _find_fed_numbers(program: VisitedGraph) -> frozenset[str]:
+def _find_fed_scalars(program: VisitedGraph) -> frozenset[str]:
     """The placeholders of integers in a script, which may be lengths."""
     view = program.view
     return frozenset(
@@ -197,7 +197,7 @@ def _find_fixed_length(fact: Fact, layout: Layout) -> int | None:
     return None if number == 1 else number
 
 
-def _find_told(program: VisitedGraph, step: StepWalk, tensor: str) -> Length | tuple[Length, ...] | None:
+def _find_loop_lengths(program: VisitedGraph, step: StepWalk, tensor: str) -> Length | tuple[Length, ...] | None:
     """Lengths that a loop iteration may read from another one; None where they do not follow from batches."""
     fact, branches = step.facts[tensor], branches_of(program.view)[split_tensor(tensor)[0]]
     if not fact.is_lengths or not any(branch.is_loop for branch in branches) or not step.is_of_batches(fact):
@@ -228,7 +228,7 @@ def _make_layouts(program: VisitedGraph, step: StepWalk, partial_results: Sequen
     sums: list[ReportedSum] = []
     whole_results: list[str] = []
     for node in program.order:
-        tensor, kind = f"{node}:0", reported_as(program.view.nodes[node])
+        tensor, kind = f"{node}:0", find_report_kind(program.view.nodes[node])
         fact, batch = step.facts.get(tensor), batches.get(node, "")
         if fact is not None and kind in (ROWS, WHOLE) and fact.layout == REPLICATED:
             whole_results.append(tensor)
@@ -246,23 +246,25 @@ def _make_layouts(program: VisitedGraph, step: StepWalk, partial_results: Sequen
         filled=tuple(replace(one, edges=tuple(program.takers(f"{one.node}:0"))) for one in step.filled),
         shapes=tuple(step.shapes),
         reported=tuple(sums),
-        whole_results=tuple(whole_results),
+        global_results=tuple(whole_results),
         sharded={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, Sharded)},
         ends={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, RowEnds)},
         concatenated={t: f.layout for t, f in step.facts.items() if isinstance(f.layout, Concatenated)},
         lengths=tuple(
             tensor for tensor, fact in step.facts.items() if fact.is_lengths or step.reduced.get(tensor) == LENGTHS
         ),
-        told={tensor: value for tensor in step.facts if (value := _find_told(program, step, tensor)) is not None},
+        known_lengths={
+            tensor: value for tensor in step.facts if (value := _find_loop_lengths(program, step, tensor)) is not None
+        },
         fed=tuple(
             FedLength(f"{node}:0", batch, tuple(program.takers(f"{node}:0")))
             for node, batch in step.fed_lengths.items()
         ),
-        of_worker_0=tuple(step.of_worker_0),
+        from_worker_0=tuple(step.from_worker_0),
         squeezed=dict(step.squeezed),
     )
     whole = {(change.tensor, edge.node) for change in changes if change.after == REPLICATED for edge in change.edges}
     padded = tuple(map(PaddedRows, step.padded))
-    alike = tuple(step.alike)
+    equal_draws = tuple(step.equal_draws)
     added = frozenset(edge for edges in step.added_once.values() for edge in edges)
-    return Layouts(step.facts, whole, rewrites, alike, step.mixing, padded, added)
+    return Layouts(step.facts, whole, rewrites, equal_draws, step.mixing, padded, added)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parallax.graph.batches import fixed_length, full_length, marked_nodes, reported_as
+from parallax.graph.batches import find_report_kind, fixed_length, full_length, marked_nodes
 from parallax.graph.ops import state_op
 from parallax.graph.view import EXAMPLES, GraphView, split_tensor
 from parallax.plans.layouts import Change, ExampleNumbers, LayoutRewrites, RowEnds, Sharded
@@ -35,7 +35,7 @@ def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None 
         layouts: its layout changes.
         workers: the number of workers, for batches of known per-worker length; None if unknown.
     """
-    found: dict[str, GatheredTensor] = {}
+    gathered: dict[str, GatheredTensor] = {}
     examples: dict[str, int | None] = {}
     run = _find_run(view)
     for change in layouts.changes:
@@ -47,8 +47,8 @@ def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None 
             if batch not in examples:
                 examples[batch] = _find_examples(view, batch.split(",")[0], workers)
             node = change.edges[0].node if change.edges else split_tensor(change.tensor)[0]
-            found.setdefault(change.tensor, GatheredTensor(node, change.tensor, _find_size(view, change, examples)))
-    return tuple(found.values())
+            gathered.setdefault(change.tensor, GatheredTensor(node, change.tensor, _find_size(view, change, examples)))
+    return tuple(gathered.values())
 
 
 def _find_run(view: GraphView) -> set[str]:
@@ -59,7 +59,7 @@ def _find_run(view: GraphView) -> set[str]:
         is_read = any(view.consumers(tensor) for tensor in outputs)
         if not outputs or (op == "Identity" and not is_read) or state_op(op, len(view.inputs(node))) is not None:
             ends.append(node)
-    return view.ancestors([*ends, *(node for node in marked_nodes(view) if reported_as(view.nodes[node]))])
+    return view.ancestors([*ends, *(node for node in marked_nodes(view) if find_report_kind(view.nodes[node]))])
 
 
 def _find_examples(view: GraphView, batch: str, workers: int | None) -> int | None:
@@ -67,8 +67,8 @@ def _find_examples(view: GraphView, batch: str, workers: int | None) -> int | No
     node = view.nodes[split_tensor(batch)[0]]
     if full_length(node):
         return full_length(node)
-    own = fixed_length(node) or (int(node.attr[EXAMPLES].i) if EXAMPLES in node.attr else 0)
-    return own * workers if own and workers is not None else None
+    local_length = fixed_length(node) or (int(node.attr[EXAMPLES].i) if EXAMPLES in node.attr else 0)
+    return local_length * workers if local_length and workers is not None else None
 
 
 def _find_size(view: GraphView, change: Change, examples: Mapping[str, int | None]) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from parallax.analysis.layouts.gathers import GatheredTensor, find_gathered
 from parallax.analysis.layouts.rules.facts import REPLICATED
 from parallax.base.errors import PlanError
-from parallax.graph.batches import reported_as
+from parallax.graph.batches import find_report_kind
 from parallax.graph.own_batch import is_statistic
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import GraphView, split_tensor
@@ -19,7 +19,7 @@ from parallax.report.text import bytes_text
 _SHOWN = 3
 
 
-def notes_of_layouts(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
+def note_layouts(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
     """The gathered tensors, and the cost of batch statistics; empty where there are neither."""
     return (*_note_gathering(view, layouts), *_note_statistics(view, layouts))
 
@@ -40,13 +40,13 @@ def _note_statistics(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...
 
 
 def _note_gathering(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
-    found = find_gathered(view, layouts)
-    if not found:
+    gathered = find_gathered(view, layouts)
+    if not gathered:
         return ()
-    return (f"{_list_ops(view, found)} need tensors of the global batch, which are all-gathered in every step",)
+    return (f"{_list_ops(view, gathered)} need tensors of the global batch, which are all-gathered in every step",)
 
 
-def notes_of_kept(view: GraphView, rewrites: Rewrites, sources: Sequence[GradientSource]) -> tuple[str, ...]:
+def note_values_by_batch(view: GraphView, rewrites: Rewrites, sources: Sequence[GradientSource]) -> tuple[str, ...]:
     """Values computed for each batch, or micro-batch, that one process would compute over all of them together.
 
     Args:
@@ -57,9 +57,9 @@ def notes_of_kept(view: GraphView, rewrites: Rewrites, sources: Sequence[Gradien
     steps, cut = rewrites.terms.accumulate_steps, rewrites.micro_batches
     one_by_one = f"each of a step's {steps} micro-batches" if cut else f"each of an update's {steps} batches"
     one_by_one = f"{one_by_one} by itself, where a single process would take all of them together"
-    wanted = {split_tensor(t)[0] for one in sources for t in one.tensors}
-    wanted.update(split_tensor(result.tensor)[0] for one in cut for result in one.results)
-    before, found = view.ancestors(wanted), dict.fromkeys(node for one in cut for node in one.uneven)
+    gradient_nodes = {split_tensor(t)[0] for one in sources for t in one.tensors}
+    gradient_nodes.update(split_tensor(result.tensor)[0] for one in cut for result in one.results)
+    before, found = view.ancestors(gradient_nodes), dict.fromkeys(node for one in cut for node in one.uneven)
     found.update(dict.fromkeys(one.node for one in rewrites.padded if one.node in before))  # up to the longest row
     for change in (change for one in rewrites.layouts for change in one.changes):
         is_met = isinstance(change.before, Sharded | Partial) and not isinstance(change.after, Partial | ExampleNumbers)
@@ -67,7 +67,7 @@ def notes_of_kept(view: GraphView, rewrites: Rewrites, sources: Sequence[Gradien
             found.update(dict.fromkeys(edge.node for edge in change.edges if edge.node in before))
     replaced = [name for one in cut for name in one.replaced]
     notes = []
-    named = [f"{view.op(node)} {node!r}" for node in found if not reported_as(view.nodes[node])]
+    named = [f"{view.op(node)} {node!r}" for node in found if not find_report_kind(view.nodes[node])]
     if named:
         notes.append(f"{_list_first(named, 'ops')} process {one_by_one}")
     if replaced:
@@ -92,10 +92,10 @@ def check_gather_limit(view: GraphView, layouts: LayoutRewrites, workers: int, l
     Raises:
         PlanError: the limit is exceeded.
     """
-    found = find_gathered(view, layouts, workers)
-    total = sum(one.size_bytes or 0 for one in found)
+    gathered = find_gathered(view, layouts, workers)
+    total = sum(one.size_bytes or 0 for one in gathered)
     if total > limit_bytes:
-        largest = sorted(found, key=lambda one: -(one.size_bytes or 0))
+        largest = sorted(gathered, key=lambda one: -(one.size_bytes or 0))
         raise PlanError(
             f"gather_limit is {limit_bytes} bytes, but each step would all-gather {total} bytes of tensors of the "
             f"global batch, for {_list_ops(view, largest)}. Rewrite these ops to work on one example at a time, or "
@@ -103,10 +103,10 @@ def check_gather_limit(view: GraphView, layouts: LayoutRewrites, workers: int, l
         )
 
 
-def _list_ops(view: GraphView, found: Sequence[GatheredTensor]) -> str:
+def _list_ops(view: GraphView, gathered: Sequence[GatheredTensor]) -> str:
     """The ops, with the bytes that each gathers."""
     by_node: dict[str, list[int | None]] = {}
-    for one in found:
+    for one in gathered:
         by_node.setdefault(one.node, []).append(one.size_bytes)
     return _list_first([f"{view.op(node)} {node!r} ({_format_total(sizes)})" for node, sizes in by_node.items()], "ops")
 

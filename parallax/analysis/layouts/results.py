@@ -53,7 +53,7 @@ def find_results(program: VisitedGraph, step: StepWalk) -> FetchedResults:
             is_part = is_partial(fact)
             if (takes and (fact.is_same or is_part or fact.is_lengths)) or _has_all_examples(step, fact):
                 of_all.add(tensor)
-            is_forward = not {node, conditional_of(node)} & program.autodiff and node not in program.after
+            is_forward = not {node, conditional_of(node)} & program.autodiff and node not in program.after_gradients
             if takes and (is_part or fact.is_lengths) and is_forward and not step.is_list(tensor):
                 results.partial.append(tensor)
     return results
@@ -61,12 +61,12 @@ def find_results(program: VisitedGraph, step: StepWalk) -> FetchedResults:
 
 def _find_changed(program: VisitedGraph, step: StepWalk) -> set[Edge]:
     """The edges whose values depend on other workers, other than through gathered examples."""
-    found = {edge for mean in step.means for edge in program.takers(f"{mean.node}:0")}
+    changed_edges = {edge for mean in step.means for edge in program.takers(f"{mean.node}:0")}
     for (tensor, after), edges in step.changes.items():
         before = step.facts[tensor]
         if (after == REPLICATED and not isinstance(before.layout, Sharded)) or isinstance(after, Partial):
-            found.update(edges)
-    return found
+            changed_edges.update(edges)
+    return changed_edges
 
 
 def _has_all_examples(step: StepWalk, fact: Fact) -> bool:

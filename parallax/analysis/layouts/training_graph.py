@@ -12,10 +12,10 @@ from parallax.graph.batches import (
     are_elements,
     batch_of,
     elements_of_rows,
+    find_report_kind,
     first_batches,
     length_by_step,
     marked_nodes,
-    reported_as,
     sparse_feeds,
 )
 from parallax.graph.ops import state_op
@@ -65,7 +65,7 @@ class VisitedGraph(TrainingGraph):
 
     Attributes:
         order: the nodes to visit.
-        after: the nodes after the point where a gradient has left autodiff.
+        after_gradients: the nodes after the point where a gradient has left autodiff.
         batches: placeholder -> the placeholder whose first dimension is the per-worker batch.
         lengths: node that is the length of a global batch -> the placeholder of that batch.
         ends: placeholder of row splits -> the placeholder of their elements.
@@ -73,7 +73,7 @@ class VisitedGraph(TrainingGraph):
     """
 
     order: tuple[str, ...] = ()
-    after: Set[str] = frozenset()
+    after_gradients: Set[str] = frozenset()
     batches: Mapping[str, str] = field(default_factory=dict)
     lengths: Mapping[str, str] = field(default_factory=dict)
     ends: Mapping[str, str] = field(default_factory=dict)
@@ -98,8 +98,10 @@ class VisitedGraph(TrainingGraph):
         """Whether functions that a node calls write variables, or may read those of which each worker has a part."""
         if not self.functions.of_node(self.view.nodes[node]):
             return False
-        taken = [variable_of_tensor(self.view, self.variables, tensor) for tensor in self.view.inputs(node)]
-        return bool(self.functions.written_slots(self.view.nodes[node])) or not part_variables.isdisjoint(taken)
+        variables_read = [variable_of_tensor(self.view, self.variables, tensor) for tensor in self.view.inputs(node)]
+        return bool(self.functions.written_slots(self.view.nodes[node])) or not part_variables.isdisjoint(
+            variables_read
+        )
 
     def differs_in(self, node: str) -> bool:
         """Whether a node, or a node of a function that it calls, may return other values on every worker."""
@@ -119,19 +121,19 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     lengths = {node: first[step] for step, node in length_by_step(view).items() if step in first}
     after = after_gradients(view, sources)
     stateful = [node for node in view.nodes if state_op(view.op(node), len(view.inputs(node)))]
-    beside = graph.initial | (view.ancestors(batches) - batches.keys())  # the producers of batch elements
-    reached = view.descendants((node for node in (*batches, *stateful) if node not in beside), after)
+    outside = graph.initial | (view.ancestors(batches) - batches.keys())  # the producers of batch elements
+    reached = view.descendants((node for node in (*batches, *stateful) if node not in outside), after)
     delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
     reached = {node for node in reached if node not in graph.initial and graph.is_of_step(node)}
-    reported = [node for node in marked_nodes(view) if reported_as(view.nodes[node]) and graph.is_of_step(node)]
-    wanted = _find_needed(view, [*delivered, *reached, *reported], batches) - after
-    order = tuple(node for node in view.topological_order() if node in wanted and view.op(node) != "NoOp")
+    reported = [node for node in marked_nodes(view) if find_report_kind(view.nodes[node]) and graph.is_of_step(node)]
+    needed_nodes = _find_needed(view, [*delivered, *reached, *reported], batches) - after
+    order = tuple(node for node in view.topological_order() if node in needed_nodes and view.op(node) != "NoOp")
     fields_of_graph = {one.name: getattr(graph, one.name) for one in fields(graph)}
     sparse = {node: feed for node, feed in sparse_feeds(view).items() if node in batches}
     return VisitedGraph(
         **fields_of_graph,
         order=order,
-        after=after,
+        after_gradients=after,
         batches=batches,
         lengths=lengths,
         ends=elements_of_rows(view),
@@ -141,14 +143,14 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
 
 def _find_needed(view: GraphView, nodes: Sequence[str], batches: Mapping[str, str]) -> set[str]:
     """Some nodes and all their ancestors, except the producers of batch elements."""
-    found, waiting = set(nodes), list(nodes)
+    needed_nodes, waiting = set(nodes), list(nodes)
     while waiting:
         node = waiting.pop()
         for needed in view.nodes_before(node) if node not in batches else ():
-            if needed not in found:
-                found.add(needed)
+            if needed not in needed_nodes:
+                needed_nodes.add(needed)
                 waiting.append(needed)
-    return found
+    return needed_nodes
 
 
 def _node_of(tensor: str) -> str:

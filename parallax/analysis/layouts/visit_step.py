@@ -15,11 +15,11 @@ from parallax.analysis.layouts.rules.values import constant_value
 from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
 from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
 from parallax.base.errors import GraphError
-from parallax.graph.batches import ROWS, WHOLE, batch_tensors, reported_as
+from parallax.graph.batches import ROWS, WHOLE, batch_tensors, find_report_kind
 from parallax.graph.control_flow import Unit, branches_of
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.ops import ELEMENTWISE, state_op
-from parallax.graph.own_batch import is_of_own_batch
+from parallax.graph.own_batch import is_local_reduction
 from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
 
 _TEXT = 7  # types.proto
@@ -36,7 +36,7 @@ def visit_all(program: VisitedGraph, step: StepWalk, units: Sequence[Unit]) -> N
         if isinstance(unit, str):
             visit(program, step, unit)
         else:
-            visit_frame(step, unit, partial(visit_all, program), partial(_check_whole, program))
+            visit_frame(step, unit, partial(visit_all, program), partial(_check_complete, program))
 
 
 def visit(program: VisitedGraph, step: StepWalk, node: str) -> None:
@@ -86,11 +86,11 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     if not view.outputs(node):  # an assertion, which reads its worker's values, and lengths of the global batch
         for slot, fact in enumerate(step.inputs(node)):
             if fact.is_lengths:
-                step.take(node, slot, REPLICATED)
+                step.require_layout(node, slot, REPLICATED)
         return []
-    if is_of_own_batch(view.nodes[node]):
-        return _visit_own_batch(step, node)
-    kind = reported_as(view.nodes[node])
+    if is_local_reduction(view.nodes[node]):
+        return _visit_local_reduction(step, node)
+    kind = find_report_kind(view.nodes[node])
     if kind in (ROWS, WHOLE):
         return _visit_result(program, step, node, kind)
     for layouts, takers in TAKEN:
@@ -98,19 +98,19 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
             step.replicate_layouts(node, *layouts)
     is_opaque = op not in RULES and (program.differs_in(node) or program.is_opaque(node))
     is_whole = is_opaque or node in step.gathered or program.writes(node, step.part_variables)
-    found = None if is_whole else RULES.get(op, plain)(step, node)
-    if found is None:
-        return _take_whole(program, step, node)
-    if not any(fact.is_lengths for fact in found) and not step.is_told(node, found):
+    facts = None if is_whole else RULES.get(op, plain)(step, node)
+    if facts is None:
+        return _require_replicated(program, step, node)
+    if not any(fact.is_lengths for fact in facts) and not step.is_length_invariant(node, facts):
         step.take_global_lengths(node)
-    return found
+    return facts
 
 
-def _visit_own_batch(step: StepWalk, node: str) -> list[Fact]:
+def _visit_local_reduction(step: StepWalk, node: str) -> list[Fact]:
     """A part of a sum over the per-worker batch, which is finally given to each of its examples."""
     fact = step.inputs(node)[0]
     if fact.axis is None and not fact.is_same:
-        fact = step.take(node, 0, REPLICATED)
+        fact = step.require_layout(node, 0, REPLICATED)
     return step.all_outputs(node, fact.layout, fact.dims)
 
 
@@ -129,7 +129,7 @@ def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact
     batch, view = program.batches.get(node), program.view
     if node in step.fed_lengths:
         return step.all_outputs(node, LENGTHS, (), Length.of(step.fed_lengths[node]))
-    if node in step.fed_numbers:
+    if node in step.fed_scalars:
         return step.all_outputs(node, REPLICATED, (), Length.of(f"{node}:0"))
     if batch is None:
         return step.all_outputs(node, REPLICATED)
@@ -146,11 +146,11 @@ def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact
     return step.all_outputs(node, Sharded(0, ShardedAxis(batch)))
 
 
-def _take_whole(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
+def _require_replicated(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     """An op that mixes examples, or has no rule: its inputs are replicated, and all workers compute the same."""
-    if step.fed_numbers:
+    if step.fed_scalars:
         _find_fed_lengths(step, node)
-    _check_whole(program, step, node)
+    _check_complete(program, step, node)
     step.gather(node)
     return step.all_outputs(node, REPLICATED)
 
@@ -183,10 +183,10 @@ def _take_worker_0(program: VisitedGraph, step: StepWalk, node: str) -> None:
             "used on all of them only if it is computed from the batch, outside of loops, and is not a string or "
             f"resource. {REMEDY}"
         )
-    step.of_worker_0 += view.outputs(node)
+    step.from_worker_0 += view.outputs(node)
 
 
-def _check_whole(program: VisitedGraph, step: StepWalk, node: str) -> None:
+def _check_complete(program: VisitedGraph, step: StepWalk, node: str) -> None:
     """Makes a node return equal values on all workers from replicated inputs, or refuses it; draws become equal."""
     view, op = program.view, program.view.op(node)
     called = program.functions.of_node(view.nodes[node])
@@ -200,7 +200,7 @@ def _check_whole(program: VisitedGraph, step: StepWalk, node: str) -> None:
             "after the loop, multiplied by 0 or 1 if a condition decides."
         )
     if called or program.draws(op):
-        step.alike += [node] if program.differs_in(node) else []
+        step.equal_draws += [node] if program.differs_in(node) else []
     elif op not in RULES and state is None and program.differs(op):
         _take_worker_0(program, step, node)
 
@@ -222,7 +222,7 @@ def _visit_write(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]
                 f"summed. {REMEDY}"
             )
         if not by_row:
-            step.take(node, state.value, COUNTED)
+            step.require_layout(node, state.value, COUNTED)
     else:
         step.replicate(node, others)
     return step.all_outputs(node, REPLICATED)

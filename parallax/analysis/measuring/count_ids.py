@@ -24,7 +24,7 @@ class LookedUpIds:
     rows: NDArray[np.int64]
 
 
-def asked_of(pieces: Sequence[NDArray[np.int64]]) -> LookedUpIds:
+def merge_lookups(pieces: Sequence[NDArray[np.int64]]) -> LookedUpIds:
     """Aggregates the row numbers of a table's lookups.
 
     Args:
@@ -47,12 +47,14 @@ def table_profile(name: str, first_rows: Sequence[int], steps: Sequence[Sequence
         steps: for each step, at least one, the requests of each worker, by rank.
     """
     workers = len(steps[0])
-    joined = tuple((k, _mean([n for step in steps for n in _count_union_rows(step, k)])) for k in group_sizes(workers))
+    union_rows = tuple(
+        (k, _mean([n for step in steps for n in _count_union_rows(step, k)])) for k in group_sizes(workers)
+    )
     return TableProfile(
         name=name,
         ids=_mean([one.ids for step in steps for one in step]),
         touched_rows=_mean([len(one.rows) for step in steps for one in step]),
-        joined_rows=joined,
+        joined_rows=union_rows,
         busiest_share=_busiest_share([one.rows for step in steps for one in step], first_rows, workers),
     )
 
@@ -69,9 +71,9 @@ def _count_union_rows(step: Sequence[LookedUpIds], k: int) -> list[int]:
     return [len(np.unique(np.concatenate([one.rows for one in step[start : start + k]]))) for start in starts]
 
 
-def _busiest_share(asked: Sequence[NDArray[np.int64]], first_rows: Sequence[int], owners: int) -> float:
+def _busiest_share(requested_rows: Sequence[NDArray[np.int64]], first_rows: Sequence[int], owners: int) -> float:
     """The busiest owner's share of all requested rows, times the number of owners; 1 when none is requested."""
-    rows = np.concatenate([np.zeros(0, np.int64), *asked])
+    rows = np.concatenate([np.zeros(0, np.int64), *requested_rows])
     begins = np.asarray(first_rows, np.int64)
     in_part = rows - begins[np.searchsorted(begins, rows, side="right") - 1]
     of_owner = np.bincount(in_part % owners, minlength=owners)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parallax.analysis.measuring.count_ids import LookedUpIds, asked_of, table_profile
+from parallax.analysis.measuring.count_ids import LookedUpIds, merge_lookups, table_profile
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.base.errors import GraphError
 from parallax.base.types import Value
@@ -50,7 +50,7 @@ class TableIds:
     tensors: tuple[IdTensor, ...]
 
 
-def tables_of(captured: CapturedGraph, spec: GraphSpec, needed: Set[str] | None = None) -> tuple[TableIds, ...]:
+def list_tables(captured: CapturedGraph, spec: GraphSpec, needed: Set[str] | None = None) -> tuple[TableIds, ...]:
     """The variables that training looks up by row, and their id tensors, in the order of their names.
 
     Args:
@@ -58,28 +58,28 @@ def tables_of(captured: CapturedGraph, spec: GraphSpec, needed: Set[str] | None 
         spec: its spec.
         needed: only lookups among these nodes; None for all lookups of training.
     """
-    found = []
+    tables = []
     for variable in spec.variables:
         tensors = tuple(t for t in _tensors(captured, variable) if needed is None or t.lookup in needed)
         if tensors:
-            found.append(TableIds(variable.name, tuple(part.row_offset for part in variable.parts), tensors))
-    return tuple(found)
+            tables.append(TableIds(variable.name, tuple(part.row_offset for part in variable.parts), tensors))
+    return tuple(tables)
 
 
 def _tensors(captured: CapturedGraph, variable: VariableSpec) -> list[IdTensor]:
     view, parts = captured.view, {part.op: part for part in variable.parts}
-    found = []
+    id_tensors = []
     for lookup in variable.lookups:
         inputs = view.inputs(lookup)
         if view.op(lookup) == "GatherV2" and _axis(view, inputs[2]) != 0:
             continue
         part = parts[variable_of_tensor(view, captured.variables, inputs[0])]
-        found.append(IdTensor(lookup, inputs[1], part, view.op(lookup).endswith("GatherNd")))
-    seen = {one.part.op for one in found}
+        id_tensors.append(IdTensor(lookup, inputs[1], part, view.op(lookup).endswith("GatherNd")))
+    seen = {one.part.op for one in id_tensors}
     for source in variable.gradients:
         if source.indices is not None and source.part not in seen:
-            found.append(IdTensor(split_tensor(source.indices)[0], source.indices, parts[source.part]))
-    return found
+            id_tensors.append(IdTensor(split_tensor(source.indices)[0], source.indices, parts[source.part]))
+    return id_tensors
 
 
 def _axis(view: GraphView, tensor: str) -> int | None:
@@ -109,7 +109,7 @@ def collect_ids(table: TableIds, values: Sequence[Value], worker: int, step: int
                 f"{one.part.rows} rows. Correct the feeds or the vocabulary."
             )
         pieces.append(ids.astype(np.int64) + one.part.row_offset)
-    return asked_of(pieces)
+    return merge_lookups(pieces)
 
 
 def table_profiles(
@@ -132,7 +132,9 @@ def explain_unmeasured(reasons: Mapping[str, str]) -> list[str]:
     return [f"{name}: not measured, {reason}" for name, reason in sorted(reasons.items())]
 
 
-def fetchable(captured: CapturedGraph, tables: Sequence[TableIds]) -> tuple[tuple[TableIds, ...], dict[str, str]]:
+def find_fetchable_tables(
+    captured: CapturedGraph, tables: Sequence[TableIds]
+) -> tuple[tuple[TableIds, ...], dict[str, str]]:
     """The tables whose ids can be fetched, and for each other one why not.
 
     A tensor inside a TensorFlow 1 loop or conditional has no value, or many, by the end of a run.
@@ -145,7 +147,7 @@ def fetchable(captured: CapturedGraph, tables: Sequence[TableIds]) -> tuple[tupl
     return tuple(table for table in tables if table.name not in reasons), reasons
 
 
-def trained_on(captured: CapturedGraph, spec: GraphSpec, table: TableIds, fed: frozenset[str]) -> str:
+def explain_trained_ids(captured: CapturedGraph, spec: GraphSpec, table: TableIds, fed: frozenset[str]) -> str:
     """Why a table's ids cannot be known without training; empty when they can.
 
     Args:
@@ -170,22 +172,22 @@ def trained_on(captured: CapturedGraph, spec: GraphSpec, table: TableIds, fed: f
 
 def _written_by_training(spec: GraphSpec) -> dict[str, str]:
     """Variable op -> the user's name, for variables that a training step writes."""
-    found = {}
+    writer_by_table = {}
     for variable in spec.variables:
         if variable.updates or variable.is_counter or variable.cls == VariableClass.LOCAL:
-            found.update({part.op: variable.name for part in variable.parts})
-        found.update({op: slot.name for slot in variable.slots for op in slot.ops})
-    return found
+            writer_by_table.update({part.op: variable.name for part in variable.parts})
+        writer_by_table.update({op: slot.name for slot in variable.slots for op in slot.ops})
+    return writer_by_table
 
 
 def _writers(captured: CapturedGraph, variable: str) -> set[str]:
     """The nodes that write a variable, except for its initial value."""
-    view, found = captured.view, set()
+    view, writers = captured.view, set()
     for edge in view.consumers(f"{variable}:0"):
         state = state_op(view.op(edge.node), len(view.inputs(edge.node)))
         if state is not None and edge.slot in state.state:
-            found.add(edge.node)
-    return found - {captured.variables[variable].initializer}
+            writers.add(edge.node)
+    return writers - {captured.variables[variable].initializer}
 
 
 def _inserts(view: GraphView, table: str) -> set[str]:

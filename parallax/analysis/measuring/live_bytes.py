@@ -63,7 +63,7 @@ def live_bytes(
         examples: of a per-worker batch, for graphs that leave it open.
     """
     sizes = _Sizes(walk, gradient_bytes, touched, examples)
-    order = [node for node in walk.view.topological_order() if node in walk.known.training]
+    order = [node for node in walk.view.topological_order() if node in walk.facts.training]
     step = _Step(sizes, order)
     step.run(threads)
     kinds = sorted({kind for seen in step.seen for kind in seen} - {FIXED, BATCH, GRADIENTS})
@@ -162,11 +162,11 @@ class _Step:
         node, number = split_tensor(tensor)
         if self._view.op(node) not in ELEMENTWISE or number:
             return False
-        found = self._sizes.of(tensor)
-        for taken in self._view.inputs(node):
-            buffer = self._buffer.get(taken, "")
+        buffer_and_size = self._sizes.of(tensor)
+        for tensor_read in self._view.inputs(node):
+            buffer = self._buffer.get(tensor_read, "")
             is_free = buffer and self._takers[buffer] == 1 and not self._sizes.is_taken_over(buffer)
-            if is_free and found[1] and self._sizes.of(buffer) == found:
+            if is_free and buffer_and_size[1] and self._sizes.of(buffer) == buffer_and_size:
                 self._sizes.pass_on(buffer)
                 return True
         return False
@@ -184,10 +184,10 @@ class _Sizes:
         self._found: dict[str, tuple[str, float]] = {}
         self._elements: dict[str, float] = {}
         self._passed: set[str] = set()
-        self._of_source = {t: s.part for t, found in walk.known.dense_sources.items() for s in found}
-        self._weights = {v.part.shape for op, v in walk.known.captured.variables.items() if op in walk.known.shared}
+        self._of_source = {t: s.part for t, found in walk.facts.dense_sources.items() for s in found}
+        self._weights = {v.part.shape for op, v in walk.facts.captured.variables.items() if op in walk.facts.shared}
         view = walk.view
-        by_row = [n for n in view.nodes if view.op(n).startswith(_BY_ROW) and n in walk.known.training]
+        by_row = [n for n in view.nodes if view.op(n).startswith(_BY_ROW) and n in walk.facts.training]
         self._by_row = {self._read_from(node) for node in by_row}
         self.examples = self._batch() or examples
         if not self.examples:
@@ -219,10 +219,10 @@ class _Sizes:
 
     def largest_of(self) -> dict[str, float]:
         """The bytes of the largest buffer of each kind."""
-        found: dict[str, float] = {}
+        largest_by_kind: dict[str, float] = {}
         for kind, size in self._found.values():
-            found[kind] = max(size, found.get(kind, 0.0))
-        return found
+            largest_by_kind[kind] = max(size, largest_by_kind.get(kind, 0.0))
+        return largest_by_kind
 
     def _measure(self, tensor: str) -> tuple[str, float]:
         node, _ = split_tensor(tensor)
@@ -244,7 +244,7 @@ class _Sizes:
         return view.op(node) == "ReadVariableOp" and self._read_from(node) not in self._by_row
 
     def _read_from(self, node: str) -> str:
-        return variable_of_tensor(self.walk.view, self.walk.known.captured.variables, self.walk.view.inputs(node)[0])
+        return variable_of_tensor(self.walk.view, self.walk.facts.captured.variables, self.walk.view.inputs(node)[0])
 
     def copies(self, node: str) -> list[tuple[str, float]]:
         """The temporary memory of an op: where a variable is updated row-wise, a fully assigned value is copied."""
@@ -287,14 +287,14 @@ class _Sizes:
         return self.elements(tensor) / max(math.prod(d for d in shape[1:] if d is not None), 1)
 
     def _bytes_of_element(self, tensor: str) -> int:
-        found = tf.dtypes.as_dtype(self.walk.view.dtype(tensor))
-        return 0 if found in (tf.resource, tf.variant, tf.string) else int(found.size)
+        dtype = tf.dtypes.as_dtype(self.walk.view.dtype(tensor))
+        return 0 if dtype in (tf.resource, tf.variant, tf.string) else int(dtype.size)
 
     def _batch(self) -> int:
         """The first dimension of the tensors that a worker feeds, or reads, for a step; 0 where it is open."""
         view = self.walk.view
         for node in view.topological_order():
-            if view.op(node) not in _SOURCES or node not in self.walk.known.training:
+            if view.op(node) not in _SOURCES or node not in self.walk.facts.training:
                 continue
             if EXAMPLES in view.nodes[node].attr:
                 return int(view.nodes[node].attr[EXAMPLES].i)

@@ -119,10 +119,10 @@ class _Case:
 
 
 def _group_by_key(pairs: Iterable[tuple[str, _Value]]) -> dict[str, list[_Value]]:
-    found: dict[str, list[_Value]] = {}
+    values_by_key: dict[str, list[_Value]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        values_by_key.setdefault(key, []).append(value)
+    return values_by_key
 
 
 def _list_updates(captured: CapturedGraph, updates: Set[str]) -> dict[str, list[str]]:
@@ -289,12 +289,12 @@ def _is_counted(captured: CapturedGraph, variable: str) -> bool:
 def _find_lookups(case: _Case, ops: list[str]) -> list[tuple[str, str]]:
     """(gather node, its ids) of the gathers that training runs on these variable ops."""
     view = case.captured.view
-    found = []
+    lookups = []
     for op in ops:
         for edge in lookup_edges(view, op):
             if edge.node in case.training and edge.node not in case.updates_of.get(op, ()):
-                found.append((edge.node, view.inputs(edge.node)[edge.slot]))
-    return list(dict.fromkeys(found))
+                lookups.append((edge.node, view.inputs(edge.node)[edge.slot]))
+    return list(dict.fromkeys(lookups))
 
 
 def _bound_ids(case: _Case, lookups: list[tuple[str, str]]) -> int | None:
@@ -320,12 +320,12 @@ def _measure_ids(case: _Case, tensor: str) -> tuple[str, int | None]:
             for length in shape:
                 size *= length or 0
             return tensor, size
-        alike = [
+        equal_nodes = [
             t for t in view.inputs(node) if view.op(node) in ELEMENTWISE and case.captured.planned_shape(t) == shape
         ]
-        if view.op(node) not in _NARROWING and not alike:
+        if view.op(node) not in _NARROWING and not equal_nodes:
             return tensor, None
-        tensor = alike[0] if alike else view.inputs(node)[0]
+        tensor = equal_nodes[0] if equal_nodes else view.inputs(node)[0]
 
 
 def _find_examples(view: GraphView, tensor: str) -> int:
@@ -357,10 +357,10 @@ def _list_slots(case: _Case, name: str, ops: list[str]) -> tuple[Slot, ...]:
 
 def _make_slot(case: _Case, name: str, slots: list[str], ops: list[str]) -> Slot:
     """A slot with its number of elements for each row of its variable."""
-    held = [case.captured.variables[slot] for slot in slots]
+    slot_variables = [case.captured.variables[slot] for slot in slots]
     rows = sum(case.captured.variables[op].part.rows for op in ops)
-    elements = sum(math.prod(one.part.shape) for one in held)
-    return Slot(name, tuple(slots), math.ceil(elements / max(rows, 1)), held[0].dtype_bytes)
+    elements = sum(math.prod(one.part.shape) for one in slot_variables)
+    return Slot(name, tuple(slots), math.ceil(elements / max(rows, 1)), slot_variables[0].dtype_bytes)
 
 
 def _note_open_shapes(variables: tuple[VariableSpec, ...]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.batches.batch_degrees import AS_MOST
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.base.errors import GraphError
-from parallax.graph.batches import ROWS, batch_by_node, batch_of, is_part, marked_nodes, reported_as
+from parallax.graph.batches import ROWS, batch_by_node, batch_of, find_report_kind, is_partial_sum, marked_nodes
 from parallax.graph.ops import state_op
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.gradient_rows import AccumulateGradient
@@ -46,8 +46,8 @@ def cut_step(
     Raises:
         GraphError: a value does not add up.
     """
-    assert walk.known.layouts is not None, "front ends have layouts"
-    return _MicroBatchCut(walk, walk.known.layouts, BatchGrowth(walk.known.captured, walk.known.layouts)).decide(
+    assert walk.facts.layouts is not None, "front ends have layouts"
+    return _MicroBatchCut(walk, walk.facts.layouts, BatchGrowth(walk.facts.captured, walk.facts.layouts)).decide(
         keeps, batch_writes
     )
 
@@ -75,13 +75,13 @@ class _MicroBatchCut:
         view, batches = self.view, batch_by_node(self.view)
         trained = {batches[node] for keep in keeps if (node := split_tensor(keep.values)[0]) in batches}
         steps = {batch_of(view.nodes[split_tensor(batch)[0]]) for batch in trained}
-        variables = self.walk.known.captured.variables
-        shapes = {one.values: variables[one.part].part.shape for one in self.walk.known.sources}
+        variables = self.walk.facts.captured.variables
+        shapes = {one.values: variables[one.part].part.shape for one in self.walk.facts.sources}
         weighed = tuple(
             replace(keep, power=1.0 - self._loss_degree(keep.values), shape=shapes[keep.values]) for keep in keeps
         )
-        after = after_gradients(view, self.walk.known.sources)
-        marked = [node for node in marked_nodes(view) if reported_as(view.nodes[node])]
+        after = after_gradients(view, self.walk.facts.sources)
+        marked = [node for node in marked_nodes(view) if find_report_kind(view.nodes[node])]
         reported = [node for node in marked if batches.get(node) in trained]
         later = self._find_later(batch_writes, after)
         results = tuple(found for node in reported if (found := self._find_result(node, after, later)) is not None)
@@ -116,7 +116,7 @@ class _MicroBatchCut:
 
     def _find_needed(self, results: Sequence[str], written: Sequence[Edge], after: set[str]) -> set[str]:
         """The nodes from which losses, results and additions to variables are computed."""
-        view, records = self.view, self.walk.known.captured.records
+        view, records = self.view, self.walk.facts.captured.records
         counted = [*(t for one in records for t in one.of), *(view.inputs(edge.node)[edge.slot] for edge in written)]
         return view.computed_of([*results, *(split_tensor(tensor)[0] for tensor in counted)]) - after
 
@@ -125,13 +125,13 @@ class _MicroBatchCut:
         view, batches = self.view, batch_by_node(self.view)
         for node in view.nodes:
             is_write = state_op(view.op(node), len(view.inputs(node))) is not None
-            if is_write and node not in batches and node not in self.walk.known.initial and self._is_of_part(node):
+            if is_write and node not in batches and node not in self.walk.facts.initial and self._is_of_part(node):
                 if _find_additions(self.walk, node):
                     yield node
 
     def _is_of_part(self, node: str) -> bool:
         variable = _find_variable(self.walk, node)
-        return variable in self.view.nodes and is_part(self.view.nodes[variable])
+        return variable in self.view.nodes and is_partial_sum(self.view.nodes[variable])
 
     def _loss_degree(self, gradient: str) -> float:
         if not self.growth.is_of_batch(gradient):
@@ -154,7 +154,7 @@ class _MicroBatchCut:
     ) -> Iterator[WeighedEdge]:
         """Batch-independent terms that are added to, or concatenated with, batch-dependent ones, also in autodiff."""
         view, growth = self.view, self.growth
-        records = self.walk.known.captured.records
+        records = self.walk.facts.captured.records
         needed = self._find_needed(results, written, after)
         for node in view.nodes:
             if node in needed and not growth.is_of_autodiff(node) and view.op(node) in AS_MOST:
@@ -186,7 +186,7 @@ class _MicroBatchCut:
 
     def _find_later(self, batch_writes: Sequence[str], after: set[str]) -> set[str]:
         """The nodes that depend on an update, by data or control inputs."""
-        view, known = self.view, self.walk.known
+        view, known = self.view, self.walk.facts
         delivered = [split_tensor(tensor)[0] for source in known.sources for tensor in source.tensors]
         every = known.initial | set(batch_writes) | view.ancestors(delivered)
         writes = [node for node in view.nodes if node not in every and state_op(view.op(node), len(view.inputs(node)))]
@@ -205,7 +205,7 @@ class _MicroBatchCut:
         if origin in later:
             raise GraphError(_LATER.format(what=f"the result {tensor!r}"))
         fact = self.layouts.facts[tensor]
-        is_rows = reported_as(view.nodes[node]) == ROWS and fact.axis == 0
+        is_rows = find_report_kind(view.nodes[node]) == ROWS and fact.axis == 0
         if is_rows:
             return None
         if self.growth.has_axis(view.inputs(node)[0]):
@@ -218,23 +218,23 @@ class _MicroBatchCut:
 
     def _list_copies(self, tensor: str) -> list[str]:
         """A tensor and its unchanged copies."""
-        found = [tensor]
-        for one in found:
-            found += [f"{edge.node}:0" for edge in self.view.consumers(one) if self.view.op(edge.node) == "Identity"]
-        return found
+        copies = [tensor]
+        for one in copies:
+            copies += [f"{edge.node}:0" for edge in self.view.consumers(one) if self.view.op(edge.node) == "Identity"]
+        return copies
 
     def _check_after(self, tensor: str, after: set[str]) -> None:
         """Refuses a result of an update that also depends on one micro-batch."""
         view, batches = self.view, batch_by_node(self.view)
-        delivered = {edge for source in self.walk.known.sources for edge in edges_outside(view, source)}
+        delivered = {edge for source in self.walk.facts.sources for edge in edges_outside(view, source)}
         for node in sorted(view.computed_of([split_tensor(tensor)[0]]) & after):
-            for slot, taken in enumerate(view.inputs(node)):
-                before = split_tensor(taken)[0]
+            for slot, tensor_read in enumerate(view.inputs(node)):
+                before = split_tensor(tensor_read)[0]
                 if before in batches and before not in after and Edge(node, slot) not in delivered:
                     raise GraphError(
                         "With accumulate_steps a result must not combine the gradients of all micro-batches with a "
                         f"value of only one, but {tensor!r}, which the step returns, is computed from the gradients "
-                        f"and {taken!r}. Return the two separately, or leave accumulate_steps at 1."
+                        f"and {tensor_read!r}. Return the two separately, or leave accumulate_steps at 1."
                     )
 
 
@@ -243,7 +243,7 @@ def _find_variable(walk: Walk, node: str) -> str:
     view = walk.view
     state = state_op(view.op(node), len(view.inputs(node)))
     assert state is not None, "it writes"
-    return variable_of_tensor(view, walk.known.captured.variables, view.inputs(node)[state.state[0]]) or ""
+    return variable_of_tensor(view, walk.facts.captured.variables, view.inputs(node)[state.state[0]]) or ""
 
 
 def _find_additions(walk: Walk, node: str) -> list[Edge] | None:
@@ -254,18 +254,20 @@ def _find_additions(walk: Walk, node: str) -> list[Edge] | None:
         return None
     variable = _find_variable(walk, node)
     reads = [edge.node for edge in view.consumers(f"{variable}:0") if view.op(edge.node) == "ReadVariableOp"]
-    own = view.descendants(reads) | set(reads)
+    derived_nodes = view.descendants(reads) | set(reads)
     edge = Edge(node, state.value)
     if state.kind in ("delta", "scatter"):
-        is_own = split_tensor(view.inputs(node)[state.value])[0] in own
-        return None if is_own or (state.kind == "scatter" and not view.op(node).endswith(("Add", "Sub"))) else [edge]
-    found: list[Edge] = []
+        is_derived = split_tensor(view.inputs(node)[state.value])[0] in derived_nodes
+        return (
+            None if is_derived or (state.kind == "scatter" and not view.op(node).endswith(("Add", "Sub"))) else [edge]
+        )
+    additions: list[Edge] = []
     while (before := split_tensor(view.inputs(edge.node)[edge.slot])[0]) not in reads:
         op, inputs = view.op(before), view.inputs(before)
-        old = [slot for slot, one in enumerate(inputs) if split_tensor(one)[0] in own]
+        old = [slot for slot, one in enumerate(inputs) if split_tensor(one)[0] in derived_nodes]
         is_kept = op in _PASS_ON or (op in _ADDS and not (op == "Sub" and old != [0]))
         if len(old) != 1 or not is_kept:
             return None
-        found += [Edge(before, slot) for slot in range(len(inputs)) if slot not in old and op in _ADDS]
+        additions += [Edge(before, slot) for slot in range(len(inputs)) if slot not in old and op in _ADDS]
         edge = Edge(before, old[0])
-    return found
+    return additions

@@ -50,17 +50,17 @@ def find_concatenated(view: GraphView, tensor: str) -> list[str]:
     return pieces
 
 
-def piece_kinds(walk: Walk) -> PieceKinds:
+def find_piece_kinds(walk: Walk) -> PieceKinds:
     """The kinds found by a finished traversal: they need the states of the ids."""
-    if not any(s.indices for s in walk.known.sources):
+    if not any(s.indices for s in walk.facts.sources):
         return {}
     look = _PieceRules(walk)
-    return {s.values: tuple(_find_pieces(look, s)) for s in walk.known.sources if s.indices is not None}
+    return {s.values: tuple(_find_pieces(look, s)) for s in walk.facts.sources if s.indices is not None}
 
 
 def marked_by(walk: Walk, kinds: PieceKinds) -> PieceKinds:
     """The kinds that a mark depends on: joined rows are marked like those that are still unknown."""
-    raw = {s.values for s in walk.known.sources if walk.known.routes.get(s.part) == "raw"}
+    raw = {s.values for s in walk.facts.sources if walk.facts.routes.get(s.part) == "raw"}
     return {t: found for t, found in kinds.items() if t in raw or any(piece.kind != "joined" for piece in found)}
 
 
@@ -70,24 +70,24 @@ class _PieceRules:
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self.unique = DistinctIds(walk.view, lambda tensor: walk.states[tensor].kind in ("same", "fed"))
-        self.forward = walk.view.nodes.keys() - autodiff_ops(walk.known.captured)
+        self.forward = walk.view.nodes.keys() - autodiff_ops(walk.facts.captured)
 
 
 def _find_pieces(look: _PieceRules, source: GradientSource) -> list[GradientPiece]:
-    walk, waiting, found = look.walk, [source.indices or ""], []
+    walk, waiting, pieces = look.walk, [source.indices or ""], []
     while waiting:
-        given = waiting.pop(0)
-        tensor = root(walk.view, given)
+        row_numbers = waiting.pop(0)
+        tensor = root(walk.view, row_numbers)
         parts = find_concatenated(walk.view, tensor)
-        if walk.known.layouts is not None and walk.states[given] == SAME != walk.states[tensor]:
-            found.append(_judge_equal_ids(look, given))  # all workers have gathered them
+        if walk.facts.layouts is not None and walk.states[row_numbers] == SAME != walk.states[tensor]:
+            pieces.append(_classify_equal_ids(look, row_numbers))  # all workers have gathered them
         elif parts and (walk.states[tensor] != SAME or split_tensor(tensor)[0] not in look.forward):
             waiting = [*parts, *waiting]
         elif walk.states[tensor] == SAME:
-            found.append(_judge_equal_ids(look, tensor))
+            pieces.append(_classify_equal_ids(look, tensor))
         else:
-            found += _judge_several_kinds(look, tensor) or [_judge_own_ids(look, tensor)]
-    return [_without_others(piece, found) for piece in found]
+            pieces += _classify_several_kinds(look, tensor) or [_classify_local_ids(look, tensor)]
+    return [_without_others(piece, pieces) for piece in pieces]
 
 
 def _without_others(piece: GradientPiece, every: list[GradientPiece]) -> GradientPiece:
@@ -96,7 +96,7 @@ def _without_others(piece: GradientPiece, every: list[GradientPiece]) -> Gradien
     return piece if is_alone else GradientPiece(piece.ids, "unknown", piece.merged)
 
 
-def _judge_own_ids(look: _PieceRules, ids: str) -> GradientPiece:
+def _classify_local_ids(look: _PieceRules, ids: str) -> GradientPiece:
     """Row numbers that differ between workers."""
     distinct = look.unique.of(ids)
     if distinct is not None:
@@ -105,7 +105,7 @@ def _judge_own_ids(look: _PieceRules, ids: str) -> GradientPiece:
     return GradientPiece(ids, "unknown", before) if before else GradientPiece(ids, "joined")
 
 
-def _judge_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
+def _classify_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
     """Row numbers selected from ids of the batch and others that are equal on all workers, concatenated; else empty.
 
     Those that were dealt out to a part of a table can be counted, for both kinds.
@@ -114,10 +114,10 @@ def _judge_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
     while view.op(split_tensor(chosen)[0]) in _CHOOSES:
         chosen = look.unique.source(view.inputs(split_tensor(chosen)[0])[0])
     behind = find_concatenated(view, chosen)
-    equal = {t: _judge_equal_ids(look, t) for t in behind if look.walk.states[t] == SAME}
+    equal = {t: _classify_equal_ids(look, t) for t in behind if look.walk.states[t] == SAME}
     if len(equal) in (0, len(behind)) or all(piece.kind == "joined" for piece in equal.values()):
         return []
-    pieces = [equal.get(t) or _judge_own_ids(look, t) for t in behind]
+    pieces = [equal.get(t) or _classify_local_ids(look, t) for t in behind]
     node, part = split_tensor(ids)
     numbers = view.inputs(node)[1] if view.op(node) == "DynamicPartition" else ""
     sources = {look.unique.source(t) for t in view.inputs(node)[:2]} if numbers else set()
@@ -126,38 +126,41 @@ def _judge_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
     return [replace(piece, dealt=Dealt(numbers, part, tuple(behind[:place]))) for place, piece in enumerate(pieces)]
 
 
-def _judge_equal_ids(look: _PieceRules, ids: str) -> GradientPiece:
+def _classify_equal_ids(look: _PieceRules, ids: str) -> GradientPiece:
     """Rows of replicated numbers exist once, and workers have parts of them; or they are one worker's own."""
-    return GradientPiece(ids, "shared" if look.walk.known.captured.synchronous else "joined")
+    return GradientPiece(ids, "shared" if look.walk.facts.captured.synchronous else "joined")
 
 
-def mark(walk: Walk) -> None:
+def mark_sparse_gradients(walk: Walk) -> None:
     """Marks every sparse gradient, as far as the kinds of its pieces are known (all joined in the first traversal)."""
-    for source in walk.known.sources:
+    for source in walk.facts.sources:
         if source.indices is not None:
             _mark_source(walk, source, source.indices)
 
 
 def _mark_source(walk: Walk, source: GradientSource, indices: str) -> None:
-    value_edges, index_edges = outside_edges(walk, source, source.values), outside_edges(walk, source, indices)
-    pieces = walk.assumed.kinds.get(source.values, ())
+    value_edges, index_edges = (
+        find_outside_edges(walk, source, source.values),
+        find_outside_edges(walk, source, indices),
+    )
+    pieces = walk.assumptions.kinds.get(source.values, ())
     kinds = {piece.kind for piece in pieces}
     processed = any(walk.view.op(e.node) not in _TAKES_MERGED for e in value_edges)
     if processed:
         _check_pieces(walk, source, pieces)
     walk.pairs.setdefault(indices, []).append(source.values)
     walk.part_of_token[source.values] = walk.part_of_token[indices] = source.part
-    is_mean = walk.known.layouts is None
+    is_mean = walk.facts.layouts is None
     if value_edges and is_mean and not any(s.tensor == source.values for s in walk.scales):
         walk.scales.append(Scale(source.values, tuple(value_edges)))
     states: tuple[State, State] = (Values((source.values,)), Indices((indices,)))
     key = f"at {source.values}"
-    if walk.known.routes.get(source.part) == "raw":
+    if walk.facts.routes.get(source.part) == "raw":
         states = (SAME, SAME)
         walk.merges[key] = Merge(source.part, (indices,), index_edges, value_edges, pieces=pieces)
     elif kinds == {"unique"} and len(pieces) == 1 and processed:
         walk.merges[key] = Merge(source.part, (indices,), index_edges, value_edges, merges_equal_rows=False)
-        table = walk.assumed.table_of.get(source.part)
+        table = walk.assumptions.table_of.get(source.part)
         states = (TouchedRows(table, key), TouchedIndices(table, key)) if table else (SAME, SAME)
     elif "unique" in kinds and processed:
         raise NoRule(source.part, "gradient rows of several merged lookups are changed before they are applied")
@@ -177,34 +180,34 @@ def _check_pieces(walk: Walk, source: GradientSource, pieces: tuple[GradientPiec
                 "does not show how that number grows with the batch; leave the batch dimension of the placeholders "
                 "open (None), and look rows up by the ids of the batch or by all merged ids",
             )
-        if piece.kind == "unique" and piece.of and walk.known.routes.get(source.part) != "raw":
+        if piece.kind == "unique" and piece.of and walk.facts.routes.get(source.part) != "raw":
             raise NoRule(source.part, f"its row indices {piece.ids!r} may be equal for distinct ids {piece.of!r}")
 
 
-def keeps_of(walk: Walk) -> tuple[AccumulateGradient, ...]:
+def list_accumulated_gradients(walk: Walk) -> tuple[AccumulateGradient, ...]:
     """The gradients to accumulate where updates use several batches: every gradient, once.
 
     Raises:
         GraphError: a gradient is computed from a value that depends on another one.
     """
-    layouts, batches = walk.known.layouts, batch_by_node(walk.view)
-    found: dict[str, AccumulateGradient] = {}
-    for source in walk.known.sources:
-        value_edges, index_edges = outside_edges(walk, source, source.values), []
-        before = found.get(source.values)
+    layouts, batches = walk.facts.layouts, batch_by_node(walk.view)
+    accumulated: dict[str, AccumulateGradient] = {}
+    for source in walk.facts.sources:
+        value_edges, index_edges = find_outside_edges(walk, source, source.values), []
+        before = accumulated.get(source.values)
         if before is not None:
             value_edges = list(dict.fromkeys([*before.value_edges, *value_edges]))
         if source.indices is not None:
-            index_edges = outside_edges(walk, source, source.indices)
-        pieces = walk.assumed.kinds.get(source.values, ())
+            index_edges = find_outside_edges(walk, source, source.indices)
+        pieces = walk.assumptions.kinds.get(source.values, ())
         constant = tuple(piece.kind == "shared" and _is_constant(walk.view, piece.ids) for piece in pieces)
         indices = source.indices or ""
         batch = batches.get(split_tensor(source.values)[0], "") if layouts is not None else ""
         is_counted = layouts is not None and layouts.leaves_counted(source.values)
-        found[source.values] = AccumulateGradient(
+        accumulated[source.values] = AccumulateGradient(
             source.values, tuple(value_edges), indices, tuple(index_edges), pieces, constant, batch, is_counted
         )
-    keeps = tuple(keep for keep in found.values() if keep.value_edges or keep.index_edges)
+    keeps = tuple(keep for keep in accumulated.values() if keep.value_edges or keep.index_edges)
     _check_order(walk.view, keeps)
     return keeps
 
@@ -230,6 +233,6 @@ def _is_constant(view: GraphView, tensor: str) -> bool:
     return not any(view.op(node).startswith("Placeholder") or is_stateful(view.op(node)) for node in nodes)
 
 
-def outside_edges(walk: Walk, source: GradientSource, tensor: str) -> list[Edge]:
+def find_outside_edges(walk: Walk, source: GradientSource, tensor: str) -> list[Edge]:
     """The edges by which a gradient's values, or row numbers, leave autodiff."""
     return [e for e in walk.view.consumers(tensor) if e.node in source.outside]

@@ -64,8 +64,8 @@ class BatchGrowth:
     def find_loss_degree(self, gradient: str) -> _Degree:
         """The degree of the differentiated tensor; autodiff sums its values over examples."""
         losses = self._delivered[gradient].losses if gradient in self._delivered else ()
-        found = {self._add_axes(self._degrees.get(loss), loss) for loss in losses}
-        return found.pop() if len(found) == 1 else None
+        degrees = {self._add_axes(self._degrees.get(loss), loss) for loss in losses}
+        return degrees.pop() if len(degrees) == 1 else None
 
     def losses_of(self, gradient: str) -> tuple[str, ...]:
         """The tensors that were differentiated for a gradient."""
@@ -97,9 +97,9 @@ class BatchGrowth:
         before = view.computed_of([split_tensor(tensor)[0]])
         for node in view.topological_order():
             if node in before and node in self._batches and not self.is_of_autodiff(node):
-                taken = [one for one in view.inputs(node) if self.is_of_batch(one)]
+                batch_inputs = [one for one in view.inputs(node) if self.is_of_batch(one)]
                 unknown = any(self._degrees.get(one) is None for one in view.outputs(node))
-                if unknown and all(self._degrees.get(one) is not None for one in taken):
+                if unknown and all(self._degrees.get(one) is not None for one in batch_inputs):
                     return node
         return ""
 
@@ -114,9 +114,9 @@ class BatchGrowth:
             for node in order:
                 for number, tensor in enumerate(self._view.outputs(node)):
                     before = self._degrees.get(tensor, _NOT_YET)
-                    found = self._find_degree_of(node, tensor, number)
-                    if before != found:  # a value that every iteration of a loop changes has none
-                        self._degrees[tensor] = found if walk < _MOST_WALKS else None
+                    degree = self._find_degree_of(node, tensor, number)
+                    if before != degree:  # a value that every iteration of a loop changes has none
+                        self._degrees[tensor] = degree if walk < _MOST_WALKS else None
                         changes += self._degrees[tensor] != before
             if not changes:
                 return
@@ -157,10 +157,10 @@ class BatchGrowth:
         """The common degree of summed or selected inputs, except those that do not depend on a batch."""
         inputs = inputs[1:] if op.startswith("Select") else inputs[:-1] if op == "ConcatV2" else inputs
         known = [self._degree_of(one) for one in inputs if self.is_of_batch(one)]
-        found = {degree for degree in known if degree != _NOT_YET}
-        if not found:
+        degrees = {degree for degree in known if degree != _NOT_YET}
+        if not degrees:
             return _NOT_YET if known else 0.0
-        return found.pop() if len(found) == 1 else None
+        return degrees.pop() if len(degrees) == 1 else None
 
     def _find_product(self, node: str, known: Sequence[_Degree]) -> _Degree:
         view, op = self._view, self._view.op(node)
@@ -215,16 +215,16 @@ class BatchGrowth:
     def _find_unlisted(self, node: str, tensor: str) -> _Degree:
         """The degree of the result of an op without a rule that treats each example independently."""
         view = self._view
-        taken = [one for one in view.inputs(node) if not self._is_length(one)]
-        known = [self._degree_of(one) for one in taken]
+        data_inputs = [one for one in view.inputs(node) if not self._is_length(one)]
+        known = [self._degree_of(one) for one in data_inputs]
         if None in known or any(degree not in (0.0, _NOT_YET) for degree in known):
             return None
         if _NOT_YET in known:
             return _NOT_YET
-        axes, left = (list(map(self._count_axes, tensors)) for tensors in (taken, view.outputs(node)))
+        axes, left = (list(map(self._count_axes, tensors)) for tensors in (data_inputs, view.outputs(node)))
         if any(one != 0 for one in left) or not any(one != 0 for one in axes):
             return None if self._is_along_batch(node) else 0.0
-        fact, facts = self._facts.get(tensor), [self._facts.get(one) for one in taken]
+        fact, facts = self._facts.get(tensor), [self._facts.get(one) for one in data_inputs]
         if fact is not None and fact.is_sum:
             return float(not any(one is not None and one.is_sum for one in facts))
         return None if view.dtype(tensor) in FLOATS else 0.0
@@ -241,8 +241,8 @@ class BatchGrowth:
             return False
         dims, axis = self._dims_of(view.inputs(node)[0]), -1
         if op.startswith("Cum"):
-            found = view.constant(view.inputs(node)[1])
-            axis = int(found) if found is not None else 0
+            constant = view.constant(view.inputs(node)[1])
+            axis = int(constant) if constant is not None else 0
         return dims is None or (bool(dims) and self._power_of(dims[axis]) > 0)
 
     def _dims_of(self, tensor: str) -> tuple[Length, ...] | None:
@@ -260,9 +260,9 @@ class BatchGrowth:
             return 0
         if fact is None or fact.dims is None:
             return None
-        found = [self._power_of(length) for length in fact.dims]
-        is_told = fact.axis is not None or not any(map(self._is_open, fact.dims))
-        return sum(found) if is_told or any(found) else None
+        powers = [self._power_of(length) for length in fact.dims]
+        is_certain = fact.axis is not None or not any(map(self._is_open, fact.dims))
+        return sum(powers) if is_certain or any(powers) else None
 
     def _is_open(self, length: Length) -> bool:
         """Whether a length was computed from lengths by an op, and may be the batch's."""

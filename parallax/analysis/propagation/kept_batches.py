@@ -22,11 +22,11 @@ def check_kept(walk: Walk) -> None:
     Raises:
         GraphError: an update reads a value of one batch, or a gradient is no sum over the workers.
     """
-    view, layouts = walk.view, walk.known.layouts
+    view, layouts = walk.view, walk.facts.layouts
     if layouts is None:
         return
     batches, delivered = batch_by_node(view), set[Edge]()
-    for source in walk.known.sources:
+    for source in walk.facts.sources:
         delivered.update(edges_outside(view, source))
         fact = layouts.facts[source.values]
         if source.indices is None and not (fact.is_same or fact.is_sum):
@@ -34,7 +34,7 @@ def check_kept(walk: Walk) -> None:
                 f"With accumulate_steps, gradients are summed over batches, but the gradient {source.values!r} is not "
                 f"a sum over the workers (they hold it as {fact.layout}). Leave accumulate_steps at 1."
             )
-    after = after_gradients(view, walk.known.sources) & walk.known.training
+    after = after_gradients(view, walk.facts.sources) & walk.facts.training
     for node in sorted(after):
         for slot, tensor in enumerate(view.inputs(node)):
             before = split_tensor(tensor)[0]
@@ -48,7 +48,7 @@ def check_kept(walk: Walk) -> None:
 def find_batch_writes(walk: Walk) -> tuple[str, ...]:
     """The nodes that write values computed from one batch to variables of no update."""
     view, batches = walk.view, batch_by_node(walk.view)
-    elsewhere = walk.known.initial | after_gradients(view, walk.known.sources)
+    elsewhere = walk.facts.initial | after_gradients(view, walk.facts.sources)
     return tuple(node for node in view.nodes if node in batches and node not in elsewhere and _writes(walk, node))
 
 
@@ -57,4 +57,4 @@ def _writes(walk: Walk, node: str) -> bool:
     written = state_op(walk.view.op(node), len(walk.view.inputs(node)))
     handles = [walk.state_at(node, slot) for slot in written.state] if written is not None else []
     variables = {one.variable for one in handles if isinstance(one, Handle)}
-    return bool(variables) and variables.isdisjoint(walk.known.shared | walk.assumed.table_of.keys())
+    return bool(variables) and variables.isdisjoint(walk.facts.shared | walk.assumptions.table_of.keys())

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from parallax.analysis.propagation.states import SAME, Fed, Handle, Same
 from parallax.analysis.propagation.walk import GraphFacts, Walk
 from parallax.base.errors import GraphError
-from parallax.graph.batches import is_part
+from parallax.graph.batches import is_partial_sum
 from parallax.graph.ops import state_op
 from parallax.graph.view import Edge, split_tensor
 
@@ -26,12 +26,12 @@ _PIPELINES = ("IteratorGetNext", "QueueDequeue", "ReaderRead")
 _SOURCES = ("Placeholder", *_PIPELINES)
 
 
-def notes_of(walk: Walk) -> tuple[str, ...]:
+def note_local_state(walk: Walk) -> tuple[str, ...]:
     """The plan's note on such variables of a finished traversal, in one sentence."""
-    read = sorted(walk.known.read & walk.assumed.own)
+    read = sorted(walk.facts.read & walk.assumptions.local_variables)
     if not read:
         return ()
-    names = [walk.known.captured.variables[v].logical_name for v in read]
+    names = [walk.facts.captured.variables[v].logical_name for v in read]
     listed = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     return (
         f"training can read {listed}, which each worker writes from its own batch, where one process would write it "
@@ -46,7 +46,7 @@ def check_parts(known: GraphFacts) -> None:
         GraphError: they do.
     """
     for variable in sorted(known.captured.variables.keys() & known.read - known.after_gradients):
-        if is_part(known.captured.view.nodes[variable]):
+        if is_partial_sum(known.captured.view.nodes[variable]):
             raise GraphError(_PART.format(name=known.captured.variables[variable].logical_name))
 
 
@@ -59,7 +59,7 @@ def check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable
     Raises:
         GraphError: it stores no rows, and an input or a predicate depends on the per-worker batch.
     """
-    view, known = walk.view, walk.known
+    view, known = walk.view, walk.facts
     if variable in known.shared or variable not in known.read - known.after_gradients or node in known.initial:
         return False
     inputs = view.inputs(node)
@@ -86,7 +86,7 @@ def check_read_by_training(walk: Walk, node: str, slots: Iterable[int], variable
 
 def _is_chosen(walk: Walk, edge: Edge) -> bool:
     """Whether an input is equal on all workers except for a fed scalar that selects a branch."""
-    tensor, layouts = walk.view.inputs(edge.node)[edge.slot], walk.known.layouts
+    tensor, layouts = walk.view.inputs(edge.node)[edge.slot], walk.facts.layouts
     fact = None if layouts is None else layouts.facts.get(tensor)
     return fact is not None and fact.is_same and isinstance(walk.state_at(edge.node, edge.slot), Fed)
 
@@ -99,7 +99,7 @@ def keeps_rows(walk: Walk, node: str, variable: str) -> bool:
     """
     view = walk.view
     state = state_op(view.op(node), len(view.inputs(node)))
-    shape = walk.known.captured.variables[variable].part.shape
+    shape = walk.facts.captured.variables[variable].part.shape
     if state is None or state.kind not in ("assign", "delta"):
         return False
     if shape is None:
@@ -119,7 +119,7 @@ def is_of_batch(walk: Walk, tensor: str) -> bool:
     if not any(_is_source(walk, node) for node in made_of):
         return False
     sources = [node for node in made_of if view.op(node).startswith(_SOURCES)]
-    return any(node in walk.known.training or view.op(node).startswith(_PIPELINES) for node in sources)
+    return any(node in walk.facts.training or view.op(node).startswith(_PIPELINES) for node in sources)
 
 
 def _is_source(walk: Walk, node: str) -> bool:

@@ -15,15 +15,15 @@ from functools import partial
 from parallax.analysis.layouts.find_layouts import Layouts, find_layouts, last_gradients, layouts_of_one
 from parallax.analysis.layouts.training_graph import TrainingGraph
 from parallax.analysis.propagation import visit_node
-from parallax.analysis.propagation.gradient_pieces import mark, marked_by, piece_kinds
+from parallax.analysis.propagation.gradient_pieces import find_piece_kinds, mark_sparse_gradients, marked_by
 from parallax.analysis.propagation.own_state import check_parts
-from parallax.analysis.propagation.rewrites_found import rewrites_found
+from parallax.analysis.propagation.rewrites_found import collect_rewrites
 from parallax.analysis.propagation.walk import Assumptions, GraphFacts, Walk
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.analysis.reading.gradients import followed_variable, gradient_updates
 from parallax.analysis.reading.lowering.function_bodies import Functions, functions_of
 from parallax.base.errors import GraphError, ParallaxError
-from parallax.graph.batches import is_of_script, is_part
+from parallax.graph.batches import is_of_script, is_partial_sum
 from parallax.graph.control_flow import branches_of
 from parallax.graph.garbage import cycles_wait
 from parallax.graph.ops import state_op
@@ -38,7 +38,7 @@ def propagate(
     sources: tuple[GradientSource, ...],
     routes: Mapping[str, str],
     equal_randomness: bool = False,
-    placed: Mapping[str, Placement] | None = None,
+    placements: Mapping[str, Placement] | None = None,
     terms: TrainingMode | None = None,
 ) -> Rewrites:
     """Finds the changes by which N workers train as one process would; the result is cached.
@@ -49,7 +49,7 @@ def propagate(
         routes: variable op -> `alltoall`, `allgather`, `allreduce`, `ps` or `raw`, for every part whose gradient comes
             as IndexedSlices; dense gradients are all-reduced unless their variable is placed on servers.
         equal_randomness: whether all workers draw the same random numbers (for verification).
-        placed: variable op -> the placement of its rows, for all on servers and for those that workers own by a
+        placements: variable op -> the placement of its rows, for all on servers and for those that workers own by a
             pattern.
         terms: the mode in which the workers train.
 
@@ -57,12 +57,14 @@ def propagate(
         NoRule: a part's route cannot be executed; the message names the op.
         GraphError: no route is correct for this graph.
     """
-    terms, placed = terms or TrainingMode(), placed or {}
-    asked = (sources, frozenset(routes.items()), equal_randomness, frozenset(placed.items()), terms)
+    terms, placements = terms or TrainingMode(), placements or {}
+    cache_key = (sources, frozenset(routes.items()), equal_randomness, frozenset(placements.items()), terms)
     remembered = captured.remembered
-    if asked not in remembered:
-        remembered[asked] = rewrites_found(walk_graph(captured, sources, routes, equal_randomness, placed), terms)
-    rewrites: Rewrites = remembered[asked]
+    if cache_key not in remembered:
+        remembered[cache_key] = collect_rewrites(
+            walk_graph(captured, sources, routes, equal_randomness, placements), terms
+        )
+    rewrites: Rewrites = remembered[cache_key]
     return rewrites
 
 
@@ -71,15 +73,15 @@ def walk_graph(
     sources: tuple[GradientSource, ...],
     routes: Mapping[str, str],
     equal_randomness: bool = False,
-    placed: Mapping[str, Placement] | None = None,
+    placements: Mapping[str, Placement] | None = None,
 ) -> Walk:
     """The last traversal, from which the rewrites follow; its `states` contain the state of every tensor."""
-    known = _begin(captured, sources, routes, equal_randomness, placed or {})
+    known = _begin(captured, sources, routes, equal_randomness, placements or {})
     check_parts(known)
     order = captured.view.topological_order()
     walk = _first_walk(known, order)
-    while (found := _find_otherwise(walk)) is not None:
-        walk = _walk(known, found, order)
+    while (assumptions := _find_otherwise(walk)) is not None:
+        walk = _walk(known, assumptions, order)
     return walk
 
 
@@ -88,7 +90,7 @@ def _begin(
     sources: tuple[GradientSource, ...],
     routes: Mapping[str, str],
     equal_randomness: bool,
-    placed: Mapping[str, Placement],
+    placements: Mapping[str, Placement],
 ) -> GraphFacts:
     """The inputs of a traversal.
 
@@ -113,7 +115,8 @@ def _begin(
         sources=sources,
         routes=routes,
         tables={
-            part: _make_table(captured, part, placed.get(part, Placement())) for part in sorted(spread | placed.keys())
+            part: _make_table(captured, part, placements.get(part, Placement()))
+            for part in sorted(spread | placements.keys())
         },
         shared=visit_node.shared_variables(captured, sources, updates),
         training=training,
@@ -146,49 +149,51 @@ def _find_layouts_once(captured: CapturedGraph, sources: tuple[GradientSource, .
             captured.remembered[sources] = find_layouts(graph) if captured.synchronous else layouts_of_one(graph)
         except GraphError as error:
             captured.remembered[sources] = error
-    found: Layouts | GraphError = captured.remembered[sources]
-    if isinstance(found, GraphError):
-        raise found
-    return found
+    layouts: Layouts | GraphError = captured.remembered[sources]
+    if isinstance(layouts, GraphError):
+        raise layouts
+    return layouts
 
 
 def _find_steps(captured: CapturedGraph, initial: Set[str]) -> Set[str]:
     """The ancestors of writes to variables, except for initial values and for per-worker counters."""
-    view, found = captured.view, []
+    view, steps = captured.view, []
     for node in view.nodes:
         state = state_op(view.op(node), len(view.inputs(node))) if node not in initial else None
         handles = [view.inputs(node)[slot] for slot in state.state] if state is not None else []
         written = [captured.variables.get(variable_of_tensor(view, captured.variables, one)) for one in handles]
         if any(one is not None and not one.is_local for one in written):
-            found.append(node)
-    return view.ancestors(found) - initial
+            steps.append(node)
+    return view.ancestors(steps) - initial
 
 
-def _first_walk(known: GraphFacts, order: list[str]) -> Walk:
+def _first_walk(facts: GraphFacts, order: list[str]) -> Walk:
     """Assumes that variables named like slots are slots; where one is not, the traversal finds the slots itself."""
-    alone = Assumptions({part: part for part in known.tables}, own=_find_kept_by_each(known.captured))
-    named = _expect_slots(known.captured, known.tables)
+    alone = Assumptions({part: part for part in facts.tables}, local_variables=_find_kept_by_each(facts.captured))
+    named = _expect_slots(facts.captured, facts.tables)
     try:
-        walk = _walk(known, replace(alone, table_of={**alone.table_of, **named}), order)
+        walk = _walk(facts, replace(alone, table_of={**alone.table_of, **named}), order)
         if not named.keys() - walk.confirmed:
             return walk
     except ParallaxError:
         if not named:
             raise
-    return _walk(known, alone, order)
+    return _walk(facts, alone, order)
 
 
 def _find_kept_by_each(captured: CapturedGraph) -> frozenset[str]:
     """Variables of which each worker has a part, or, where workers take steps of their own, that are declared local."""
     variables, nodes = captured.variables, captured.view.nodes
     return frozenset(
-        name for name, one in variables.items() if is_part(nodes[name]) or (one.is_local and not captured.synchronous)
+        name
+        for name, one in variables.items()
+        if is_partial_sum(nodes[name]) or (one.is_local and not captured.synchronous)
     )
 
 
-def _walk(known: GraphFacts, assumed: Assumptions, order: list[str]) -> Walk:
-    walk = Walk(known, assumed)
-    mark(walk)
+def _walk(facts: GraphFacts, assumptions: Assumptions, order: list[str]) -> Walk:
+    walk = Walk(facts, assumptions)
+    mark_sparse_gradients(walk)
     for node in order:
         visit_node.visit(walk, node)
     return walk
@@ -196,14 +201,18 @@ def _walk(known: GraphFacts, assumed: Assumptions, order: list[str]) -> Walk:
 
 def _find_otherwise(walk: Walk) -> Assumptions | None:
     """The assumptions of the next traversal; None when this one confirmed its own."""
-    assumed = walk.assumed
-    found = Assumptions(
-        table_of={**assumed.table_of, **walk.new_members}, own=assumed.own | walk.new_own, kinds=piece_kinds(walk)
+    assumed = walk.assumptions
+    assumptions = Assumptions(
+        table_of={**assumed.table_of, **walk.new_members},
+        local_variables=assumed.local_variables | walk.new_local_variables,
+        kinds=find_piece_kinds(walk),
     )
-    is_new = found.table_of.keys() != assumed.table_of.keys() or found.own != assumed.own
-    if is_new or marked_by(walk, found.kinds) != marked_by(walk, assumed.kinds):
-        return found
-    walk.assumed = replace(assumed, kinds=found.kinds)
+    is_new = (
+        assumptions.table_of.keys() != assumed.table_of.keys() or assumptions.local_variables != assumed.local_variables
+    )
+    if is_new or marked_by(walk, assumptions.kinds) != marked_by(walk, assumed.kinds):
+        return assumptions
+    walk.assumptions = replace(assumed, kinds=assumptions.kinds)
     return None
 
 

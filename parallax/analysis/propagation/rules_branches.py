@@ -28,7 +28,7 @@ def switch(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
     if isinstance(state, Plain):
         return False
-    if not walk.agrees((*walk.known.branches[node], Branch(predicate_of(walk.view, node), 1))):
+    if not walk.agrees((*walk.facts.branches[node], Branch(predicate_of(walk.view, node), 1))):
         return False
     walk.set_all(node, state)
     return True
@@ -50,7 +50,7 @@ def _is_variable(walk: Walk, tensor: str) -> bool:
 
 def _keeps_rows_of_initial_value(walk: Walk, node: str, states: list[State]) -> bool:
     state = read_value(walk, states[0])
-    if not isinstance(state, Rows) or node in walk.known.training or node not in walk.known.initial:
+    if not isinstance(state, Rows) or node in walk.facts.training or node not in walk.facts.initial:
         return False
     if table := server_table(walk, state):
         raise NoRule(table, f"the initial value of another variable tests in {node!r} whether it is initialized")
@@ -65,7 +65,7 @@ def merge(walk: Walk, node: str, states: list[State]) -> bool:
     if len(set(states)) == 1 and not isinstance(states[0], Plain):
         return _give_alike(walk, node, states[0])
     rows = {s for s in states if isinstance(s, Rows)}
-    if len(rows) != 1 or node in walk.known.training or not all(s == SAME or s in rows for s in states):
+    if len(rows) != 1 or node in walk.facts.training or not all(s == SAME or s in rows for s in states):
         return False
     (state,) = rows
     for slot, other in enumerate(states):
@@ -79,7 +79,7 @@ def merge(walk: Walk, node: str, states: list[State]) -> bool:
 def _give_alike(walk: Walk, node: str, state: State) -> bool:
     if isinstance(state, Handle) and not _is_variable(walk, f"{node}:0"):
         return False
-    taken = walk.known.branches[split_tensor(walk.view.inputs(node)[0])[0]]
+    taken = walk.facts.branches[split_tensor(walk.view.inputs(node)[0])[0]]
     if not isinstance(state, Handle) and not walk.agrees(taken):
         return False
     walk.states[f"{node}:0"] = state

@@ -22,7 +22,7 @@ from parallax.analysis.propagation.states import (
     TouchedIndices,
     TouchedRows,
     Values,
-    worst,
+    find_worst_state,
 )
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, are_paired, part_of, read_value, sum_of_parts
 from parallax.analysis.reading.capture import variable_of_tensor
@@ -48,7 +48,7 @@ def gather(walk: Walk, node: str, states: list[State]) -> bool:
         return True
     if not isinstance(ids, Plain | Indices):
         return False
-    if walk.known.branches[node]:
+    if walk.facts.branches[node]:
         raise NoRule(params.table, f"lookup {node!r} is inside a conditional or loop, which not all workers may enter")
     _check_on_servers(walk, node, params)
     walk.lookups.append(Lookup(node, params.table, row_shape=_find_row_shape(walk, node, params)))
@@ -58,18 +58,18 @@ def gather(walk: Walk, node: str, states: list[State]) -> bool:
 
 def _check_on_servers(walk: Walk, node: str, params: Rows) -> None:
     """Requires lookups on servers to read the table itself: values computed from it, and slots, are not there."""
-    table = walk.known.tables[params.table]
-    source = variable_of_tensor(walk.view, walk.known.captured.variables, walk.view.inputs(node)[0])
+    table = walk.facts.tables[params.table]
+    source = variable_of_tensor(walk.view, walk.facts.captured.variables, walk.view.inputs(node)[0])
     if table.servers and source != table.op:
         raise NoRule(table.op, f"lookup {node!r} reads rows of its slot {source!r}, or of a value computed from it")
 
 
 def _find_row_shape(walk: Walk, node: str, params: Rows) -> tuple[int, ...]:
     """The shape of the rows of a lookup: of the table, of a slot, or of a row-wise function of them."""
-    table, source = walk.known.tables[params.table], walk.state_at(node, 0)
+    table, source = walk.facts.tables[params.table], walk.state_at(node, 0)
     shape = walk.view.shape(walk.view.inputs(node)[0])
     if isinstance(source, Handle):
-        variable = walk.known.captured.variables[source.variable]
+        variable = walk.facts.captured.variables[source.variable]
         shape, dtype = variable.part.shape, variable.dtype
     else:
         dtype = walk.view.dtype_name(walk.view.inputs(node)[0])
@@ -81,10 +81,10 @@ def _find_row_shape(walk: Walk, node: str, params: Rows) -> tuple[int, ...]:
 def segments(walk: Walk, node: str, states: list[State]) -> bool:
     """A lookup that sums rows by segment, as embedding_lookup_sparse makes it on reference variables."""
     params = read_value(walk, states[0])
-    if not isinstance(params, Rows) or walk.known.branches[node] or not all(isinstance(s, Plain) for s in states[1:]):
+    if not isinstance(params, Rows) or walk.facts.branches[node] or not all(isinstance(s, Plain) for s in states[1:]):
         return False
     walk.lookups.append(Lookup(node, params.table, combines=True, row_shape=_find_row_shape(walk, node, params)))
-    walk.set_all(node, worst(states[1:]))
+    walk.set_all(node, find_worst_state(states[1:]))
     return True
 
 
@@ -106,7 +106,7 @@ def unique(walk: Walk, node: str, states: list[State]) -> bool:
         return False
     part = part_of(walk, indices)
     walk.merges[node] = Merge(part, indices.tensors, [Edge(node, 0)])
-    table = walk.assumed.table_of.get(part)
+    table = walk.assumptions.table_of.get(part)
     walk.states[f"{node}:0"] = TouchedIndices(table, node) if table else SAME
     walk.states[f"{node}:1"] = PlaceMap(table or part, node)
     return True
@@ -125,7 +125,7 @@ def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
     if isinstance(segments, PlaceMap) and are_paired(walk, values, Indices(walk.merges[segments.merge].indices_token)):
         walk.merges[segments.merge].values.append(Edge(node, 0))
         part = part_of(walk, values)
-        walk.set_all(node, TouchedRows(segments.table, segments.merge) if part in walk.assumed.table_of else SAME)
+        walk.set_all(node, TouchedRows(segments.table, segments.merge) if part in walk.assumptions.table_of else SAME)
         return True
     if isinstance(segments, Indices) and are_paired(walk, values, segments):
         sum_of_parts(walk, node, values, "sum")
@@ -136,7 +136,7 @@ def segment_sum(walk: Walk, node: str, states: list[State]) -> bool:
 def _make_dense(walk: Walk, node: str, values: TouchedRows) -> bool:
     """Coalesced rows among zeros for all others, where the sum has as many rows as the table."""
     shape = walk.view.shape(f"{node}:0")
-    if not shape or shape[0] != walk.known.tables[values.table].rows:
+    if not shape or shape[0] != walk.facts.tables[values.table].rows:
         return False
     walk.counts.append(CountRows(Edge(node, 2), values.table))
     walk.set_all(node, Rows(values.table))

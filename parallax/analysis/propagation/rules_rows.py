@@ -52,7 +52,7 @@ def elementwise(walk: Walk, node: str, states: list[State]) -> bool:
         if not fits and isinstance(state, Values) and _rows_alike(walk, node, slot):
             walk.alike_rows.append(AlikeRows(Edge(node, slot), Edge(node, values.index(state))))
         elif not fits:
-            if not isinstance(state, Rows) or shape[0] != walk.known.tables[state.table].rows:
+            if not isinstance(state, Rows) or shape[0] != walk.facts.tables[state.table].rows:
                 return False
             slices.append((state.table, Edge(node, slot)))
     for table, edge in slices:
@@ -91,7 +91,7 @@ def reduction(walk: Walk, node: str, states: list[State]) -> bool:
     if not any(int(axis) % max(len(shape), 1) == 0 for axis in axes.reshape(-1)):
         walk.set_all(node, state)
         return True
-    if not walk.agrees(walk.known.branches[node]):
+    if not walk.agrees(walk.facts.branches[node]):
         return False
     kind = REDUCTIONS[walk.view.op(node)]
     if kind != "sum" and isinstance(state, Values) and {s.tensor for s in walk.shared_rows} & {*state.tensors}:
@@ -103,7 +103,7 @@ def reduction(walk: Walk, node: str, states: list[State]) -> bool:
 def l2_loss(walk: Walk, node: str, states: list[State]) -> bool:
     """A part of the sum of one process, over the rows."""
     state = read_value(walk, states[0])
-    if not isinstance(state, ALONG_ROWS) or not walk.agrees(walk.known.branches[node]):
+    if not isinstance(state, ALONG_ROWS) or not walk.agrees(walk.facts.branches[node]):
         return False
     sum_of_parts(walk, node, state, "sum")
     return True
@@ -116,7 +116,7 @@ def shape_of(walk: Walk, node: str, states: list[State]) -> bool:
         source = states[0]
         shape = walk.view.shape(walk.view.inputs(node)[0])
         if isinstance(source, Handle):
-            shape = walk.known.captured.variables[source.variable].part.shape
+            shape = walk.facts.captured.variables[source.variable].part.shape
         if shape is None or None in shape:
             return False
         walk.shapes.append(WholeShape(node, state.table, tuple(int(d or 0) for d in shape)))
@@ -189,9 +189,9 @@ def concat(walk: Walk, node: str, states: list[State]) -> bool:
     if int(axis) != 0 or len({part_of(walk, s) for s in pieces}) != 1:
         return False
     for of_kind in (Values, Indices):
-        joined = [s.tensors for s in pieces if isinstance(s, of_kind)]
-        if len(joined) == len(pieces):
-            walk.set_all(node, of_kind(tuple(tensor for tensors in joined for tensor in tensors)))
+        piece_tensors = [s.tensors for s in pieces if isinstance(s, of_kind)]
+        if len(piece_tensors) == len(pieces):
+            walk.set_all(node, of_kind(tuple(tensor for tensors in piece_tensors for tensor in tensors)))
             return True
     return False
 

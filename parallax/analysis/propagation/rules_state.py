@@ -48,7 +48,7 @@ def visit(walk: Walk, node: str, op: str) -> bool:
     variables = [h.variable for h in handles if isinstance(h, Handle)]
     _check_condition(walk, node, variables)
     _check_hyperparameters(walk, node, state, variables)
-    if variables[0] in walk.assumed.table_of:
+    if variables[0] in walk.assumptions.table_of:
         _write_rows(walk, node, state, variables)
     else:
         _write_whole(walk, node, state, variables)
@@ -58,11 +58,11 @@ def visit(walk: Walk, node: str, op: str) -> bool:
 
 def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
     """Requires that shared state is written by all workers or by none."""
-    branches, op = walk.known.branches[node], walk.view.op(node)
+    branches, op = walk.facts.branches[node], walk.view.op(node)
     if (
         not branches
-        or node in walk.known.initial
-        or not any(v in walk.known.shared or v in walk.assumed.table_of for v in variables)
+        or node in walk.facts.initial
+        or not any(v in walk.facts.shared or v in walk.assumptions.table_of for v in variables)
     ):
         return
     if any(branch.is_loop for branch in branches):
@@ -79,7 +79,7 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
                 "gradients, variables or counters, which are equal on all workers, or feed it as a scalar."
             )
     for variable in variables:
-        table = walk.known.tables.get(walk.assumed.table_of.get(variable, ""))
+        table = walk.facts.tables.get(walk.assumptions.table_of.get(variable, ""))
         if table is not None and table.servers:
             raise NoRule(table.op, f"{op} {node!r} writes it in a branch of a conditional")
 
@@ -88,20 +88,24 @@ def _check_functions(walk: Walk, node: str, op: str) -> bool:
     """A loop or another op whose functions write variables: correct only where nothing differs between workers."""
     if not takes_functions(op):
         return False
-    slots = sorted(walk.known.functions.written_slots(walk.view.nodes[node]))
+    slots = sorted(walk.facts.functions.written_slots(walk.view.nodes[node]))
     variables = [s.variable for s in (walk.state_at(node, slot) for slot in slots) if isinstance(s, Handle)]
     if not variables:
         return False
     inputs = [_find_value(walk, node, slot) for slot in range(len(walk.view.inputs(node)))]
-    drawn = [
-        d for f in walk.known.functions.of_node(walk.view.nodes[node]) if (d := walk.known.functions.differing_op(f))
+    random_functions = [
+        d for f in walk.facts.functions.of_node(walk.view.nodes[node]) if (d := walk.facts.functions.differing_op(f))
     ]
     for variable in variables:
-        if variable in walk.assumed.table_of:
-            raise NoRule(walk.assumed.table_of[variable], f"{op} {node!r} writes it in a function")
-    if not drawn and all(s == SAME or isinstance(s, Handle) for s in inputs) and not set(variables) & walk.assumed.own:
+        if variable in walk.assumptions.table_of:
+            raise NoRule(walk.assumptions.table_of[variable], f"{op} {node!r} writes it in a function")
+    if (
+        not random_functions
+        and all(s == SAME or isinstance(s, Handle) for s in inputs)
+        and not set(variables) & walk.assumptions.local_variables
+    ):
         return False
-    trained = sorted(set(variables) & walk.known.shared)
+    trained = sorted(set(variables) & walk.facts.shared)
     if trained:
         raise GraphError(
             f"{op} {node!r} writes variable {trained[0]!r} in its body, and uses values that depend on each worker's "
@@ -109,7 +113,7 @@ def _check_functions(walk: Walk, node: str, op: str) -> bool:
         )
     for variable in variables:
         check_read_by_training(walk, node, range(len(inputs)), variable)
-    walk.new_own.update(variables)
+    walk.new_local_variables.update(variables)
     return False
 
 
@@ -118,7 +122,7 @@ def _refuse_hidden_variables(walk: Walk, node: str, state: StateOp) -> None:
     view, waiting, seen = walk.view, [walk.view.inputs(node)[slot] for slot in state.state], set[str]()
     while waiting:
         name = split_tensor(waiting.pop())[0]
-        if name in walk.known.captured.variables:
+        if name in walk.facts.captured.variables:
             raise GraphError(
                 f"{view.op(node)} {node!r} must write one known variable, but it may write {name!r} or another one. "
                 "Write each variable with a separate op."
@@ -153,7 +157,7 @@ def _check_hyperparameters(walk: Walk, node: str, state: StateOp, variables: lis
 
 def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> None:
     """A write to a variable whose rows are sharded over the workers."""
-    table = walk.assumed.table_of[variables[0]]
+    table = walk.assumptions.table_of[variables[0]]
     if state.kind == "unknown":
         raise NoRule(table, f"{walk.view.op(node)} {node!r} writes it, which is not supported on sharded rows")
     _join(walk, table, variables[1:])
@@ -170,7 +174,7 @@ def _write_rows(walk: Walk, node: str, state: StateOp, variables: list[str]) -> 
         additive = walk.view.op(node) in ADDITIVE_SCATTERS
         if _are_joined(walk, value, indices) and (additive or state.kind == "apply"):
             part = _find_gradient(walk, value, variables[0])
-            if walk.assumed.table_of.get(part) != table:
+            if walk.assumptions.table_of.get(part) != table:
                 raise NoRule(part, f"{walk.view.op(node)} {node!r} writes its gradient rows to {variables[0]!r}")
             _join(walk, table, variables[:1])
             _merge_here(walk, node, state, part, additive)
@@ -197,8 +201,8 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
     values = [walk.require_same(_find_value(walk, node, slot)) for slot in slots]
     along = next((v for v in values if isinstance(v, AtOwners) and is_known), None)
     if along is not None:
-        table = walk.known.tables[along.table]
-        shape = walk.known.captured.variables[variables[0]].part.shape
+        table = walk.facts.tables[along.table]
+        shape = walk.facts.captured.variables[variables[0]].part.shape
         if not _follows(walk, table.op, variables[0]):
             raise NoRule(
                 table.op,
@@ -209,7 +213,7 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
     additive = walk.view.op(node) in ADDITIVE_SCATTERS
     if state.indices is not None and _are_joined(walk, values[0], values[1]) and (additive or state.kind == "apply"):
         part = _find_gradient(walk, values[0], variables[0])
-        spread = walk.assumed.table_of.get(part, "")
+        spread = walk.assumptions.table_of.get(part, "")
         if spread and not _follows(walk, spread, variables[0]):
             raise NoRule(
                 part,
@@ -224,16 +228,16 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         _refuse_opaque(value)
         if not isinstance(value, Plain):
             raise NoRule(part_of(walk, value), f"{walk.view.op(node)} {node!r} is not supported on its gradient rows")
-    if node in walk.known.initializers or (all(v == SAME for v in values) and walk.agrees(walk.known.branches[node])):
+    if node in walk.facts.initializers or (all(v == SAME for v in values) and walk.agrees(walk.facts.branches[node])):
         return
     is_kept_by_each = check_read_by_training(walk, node, slots, variables[0])
     if is_kept_by_each:
-        walk.new_own.update(variables)
+        walk.new_local_variables.update(variables)
         return
     if state.kind == "assign" and values[0].kind == "batch" and not _reads_itself(walk, node, variables[0]):
         _take_worker_0(walk, node, Edge(node, state.value or 0), variables[0])
         return
-    if variables[0] in walk.known.shared:
+    if variables[0] in walk.facts.shared:
         op, tensor = walk.view.op(node), walk.view.inputs(node)[slots[0]]
         if not is_known:
             raise GraphError(
@@ -246,13 +250,13 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
             "hand, say. Take gradients outside of loops, by tf.gradients or a tape."
             + ("" if _has_gradient(walk, variables[0]) else " If it is a statistic, create it with trainable=False.")
         )
-    walk.new_own.update(variables)
+    walk.new_local_variables.update(variables)
 
 
 def _has_gradient(walk: Walk, variable: str) -> bool:
     return (
-        any(source.part == variable for source in walk.known.sources)
-        or not walk.known.captured.variables[variable].trainable
+        any(source.part == variable for source in walk.facts.sources)
+        or not walk.facts.captured.variables[variable].trainable
     )
 
 
@@ -261,7 +265,7 @@ def _find_gradient(walk: Walk, values: State, variable: str) -> str:
 
     Autodiff may give two variables one gradient, as for rows of a sum.
     """
-    return variable if variable in walk.known.routes else part_of(walk, values)
+    return variable if variable in walk.facts.routes else part_of(walk, values)
 
 
 def _join(walk: Walk, table: str, variables: list[str]) -> None:
@@ -269,7 +273,7 @@ def _join(walk: Walk, table: str, variables: list[str]) -> None:
     for variable in variables:
         if not _follows(walk, table, variable):
             continue
-        if walk.assumed.table_of.get(variable) == table:
+        if walk.assumptions.table_of.get(variable) == table:
             walk.confirmed.add(variable)
         else:
             walk.new_members[variable] = table
@@ -277,10 +281,10 @@ def _join(walk: Walk, table: str, variables: list[str]) -> None:
 
 def _follows(walk: Walk, table: str, variable: str) -> bool:
     """Whether a variable's shape allows its rows to be sharded with those of a table."""
-    shape = walk.known.captured.variables[variable].part.shape
-    if walk.known.tables[table].is_scalar:
+    shape = walk.facts.captured.variables[variable].part.shape
+    if walk.facts.tables[table].is_scalar:
         return not shape
-    return bool(shape) and shape[0] == walk.known.tables[table].rows
+    return bool(shape) and shape[0] == walk.facts.tables[table].rows
 
 
 def _are_joined(walk: Walk, values: State, indices: State) -> bool:
@@ -299,12 +303,12 @@ def _merge_here(walk: Walk, node: str, state: StateOp, part: str, additive: bool
 def _take_worker_0(walk: Walk, node: str, edge: Edge, variable: str) -> None:
     """A full value from a feed: worker 0's is used, so that all workers agree whatever the others feed."""
     value = walk.state_at(node, edge.slot)
-    if isinstance(value, Local) and node not in walk.known.initializers:
+    if isinstance(value, Local) and node not in walk.facts.initializers:
         raise GraphError(
             f"{walk.view.op(node)} {node!r} assigns variable {variable!r} a value that each worker draws or reads on "
             "its own, but the value must be equal on all workers. Feed it through a placeholder."
         )
-    if node not in walk.known.initializers:
+    if node not in walk.facts.initializers:
         walk.broadcasts.append(Broadcast(walk.view.inputs(node)[edge.slot], (edge,)))
 
 

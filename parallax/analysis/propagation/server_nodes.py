@@ -25,16 +25,16 @@ from parallax.plans.rewrites import Owned, Push
 _ASKS_FOR_THE_VARIABLE = ("VarIsInitializedOp", "IsVariableInitialized", "DestroyResourceOp")
 
 
-def owned_nodes(walk: Walk) -> tuple[Owned, ...]:
+def find_owned_nodes(walk: Walk) -> tuple[Owned, ...]:
     """The nodes that, by a finished traversal, run where the partitions are, in topological order."""
-    if not any(table.servers for table in walk.known.tables.values()):
+    if not any(table.servers for table in walk.facts.tables.values()):
         return ()
     elsewhere = {lookup.node for lookup in walk.lookups} | {shape.node for shape in walk.shapes}
     gathered = {edge for _, edges in walk.gathers.values() for edge in edges}
-    found = []
+    owned = []
     for node in walk.view.topological_order():
         op = walk.view.op(node)
-        if node in elsewhere or node in walk.known.captured.variables or op in _ASKS_FOR_THE_VARIABLE:
+        if node in elsewhere or node in walk.facts.captured.variables or op in _ASKS_FOR_THE_VARIABLE:
             continue
         writes = state_op(op, len(walk.view.inputs(node))) is not None
         tables = [server_table(walk, walk.states[tensor]) for tensor in walk.view.outputs(node)]
@@ -43,8 +43,8 @@ def owned_nodes(walk: Walk) -> tuple[Owned, ...]:
                 tables.append(_find_table(walk, node, slot, writes))
         table = next((t for t in tables if t), "")
         if table:
-            found.append(Owned(node, table, writes, node in walk.known.initial))
-    return tuple(found)
+            owned.append(Owned(node, table, writes, node in walk.facts.initial))
+    return tuple(owned)
 
 
 def _find_table(walk: Walk, node: str, slot: int, writes: bool) -> str:
@@ -53,8 +53,8 @@ def _find_table(walk: Walk, node: str, slot: int, writes: bool) -> str:
     if not isinstance(state, Handle):
         return server_table(walk, state)
     variable = state.variable
-    table = walk.assumed.table_of.get(variable, "")
-    if not table or not walk.known.tables[table].servers or (walk.is_mirrored(variable) and not writes):
+    table = walk.assumptions.table_of.get(variable, "")
+    if not table or not walk.facts.tables[table].servers or (walk.is_mirrored(variable) and not writes):
         return ""
     return table
 
@@ -89,7 +89,7 @@ def check_reads(walk: Walk, owned: Iterable[Owned], pushes: Iterable[Push]) -> N
 
 def _find_changes(walk: Walk) -> list[tuple[str, Edge]]:
     """Tensors that a layout change reduces or gathers over the workers, and the edges that read the result."""
-    changes = walk.known.layouts.rewrites.changes if walk.known.layouts is not None else ()
+    changes = walk.facts.layouts.rewrites.changes if walk.facts.layouts is not None else ()
     return [(one.tensor, e) for one in changes if isinstance(one.before, Partial | Sharded) for e in one.edges]
 
 
@@ -106,24 +106,24 @@ def _check_reader(walk: Walk, table: str, reader: str, writes: list[str], met: l
             )
 
 
-def _find_what_matters(walk: Walk, given: list[str], at_servers: set[str]) -> set[str]:
+def _find_what_matters(walk: Walk, nodes: list[str], at_servers: set[str]) -> set[str]:
     """The nodes on which a worker's contributions and local state depend; only worker 0's requests to servers count."""
-    skipped = at_servers | walk.known.initial
-    kept = [
+    skipped = at_servers | walk.facts.initial
+    remaining = [
         node
         for node in walk.view.nodes
         if node not in skipped and state_op(walk.view.op(node), len(walk.view.inputs(node)))
     ]
-    return walk.view.ancestors([*given, *kept])
+    return walk.view.ancestors([*nodes, *remaining])
 
 
 def _find_readers(walk: Walk, table: str) -> list[str]:
     """The nodes that read a table for a worker: those that read its handle or reference, and write nothing."""
-    view, found = walk.view, [lookup.node for lookup in walk.lookups if lookup.table == table]
+    view, readers = walk.view, [lookup.node for lookup in walk.lookups if lookup.table == table]
     for edge in view.consumers(f"{table}:0"):
-        if state_op(view.op(edge.node), len(view.inputs(edge.node))) is None and edge.node not in found:
-            found.append(edge.node)
-    return found
+        if state_op(view.op(edge.node), len(view.inputs(edge.node))) is None and edge.node not in readers:
+            readers.append(edge.node)
+    return readers
 
 
 def _find_tensor(walk: Walk, edge: Edge) -> str:

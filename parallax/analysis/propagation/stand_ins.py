@@ -31,7 +31,7 @@ from parallax.plans.uneven_batches import UnevenBatch
 _Rows = TypeVar("_Rows", Push, Collect)
 
 
-def leave_out_stand_ins(walk: Walk, rewrites: Rewrites, layouts: Layouts) -> Rewrites:
+def exclude_stand_ins(walk: Walk, rewrites: Rewrites, layouts: Layouts) -> Rewrites:
     """The rewrites of a step whose tensors have layouts, in which workers without examples contribute nothing.
 
     Args:
@@ -58,16 +58,19 @@ def leave_out_stand_ins(walk: Walk, rewrites: Rewrites, layouts: Layouts) -> Rew
 
 def uneven_batches(view: GraphView) -> tuple[UnevenBatch, ...]:
     """The batches of a graph that may be of unequal length, one of a step."""
-    batches, lengths, ends, found = batch_by_node(view), length_by_step(view), elements_of_rows(view), []
+    batches, lengths, ends, uneven = batch_by_node(view), length_by_step(view), elements_of_rows(view), []
     for placeholder in dict.fromkeys(batches.values()):
         length = lengths.get(batch_of(view.nodes[split_tensor(placeholder)[0]]))
         edge, examples = (
             None if length is None else Edge(length, 0),
             fixed_length(view.nodes[split_tensor(placeholder)[0]]),
         )
-        alike, has_end = () if examples else _find_alike(view, placeholder), split_tensor(placeholder)[0] in ends
-        found.append(UnevenBatch(placeholder, placeholder, edge, alike, examples, has_end=has_end))
-    return tuple(found)
+        alike, has_end = (
+            () if examples else _find_equal_batches(view, placeholder),
+            split_tensor(placeholder)[0] in ends,
+        )
+        uneven.append(UnevenBatch(placeholder, placeholder, edge, alike, examples, has_end=has_end))
+    return tuple(uneven)
 
 
 def batches_of_elements(view: GraphView) -> tuple[UnevenBatch, ...]:
@@ -77,7 +80,7 @@ def batches_of_elements(view: GraphView) -> tuple[UnevenBatch, ...]:
     return tuple(UnevenBatch(f"{n}:0", f"{n}:0", examples_of=batches[n], has_end=n in ends) for n in nodes)
 
 
-def _find_alike(view: GraphView, first: str) -> tuple[str, ...]:
+def _find_equal_batches(view: GraphView, first: str) -> tuple[str, ...]:
     """The other batches of a script's step; its runs check that their lengths are equal."""
     step = batch_of(view.nodes[split_tensor(first)[0]])
     marked = [node for node in marked_nodes(view) if batch_of(view.nodes[node]) == step] if is_of_script(view) else []

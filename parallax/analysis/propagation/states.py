@@ -220,7 +220,7 @@ BY_ROW = (*ALONG_ROWS, Indices, TouchedIndices)
 """States of tensors with an entry for each row: the row itself, or its number."""
 
 
-def worst(states: Sequence[State]) -> State:
+def find_worst_state(states: Sequence[State]) -> State:
     """The plain state of a result whose inputs have these plain states."""
     if not states:
         return SAME

@@ -17,12 +17,23 @@ from parallax.analysis.layouts.find_layouts import Layouts
 from parallax.analysis.propagation import rule_of_op, rules_state
 from parallax.analysis.propagation.distinct_ids import merged_ids, root
 from parallax.analysis.propagation.gradient_pieces import find_concatenated
-from parallax.analysis.propagation.states import BATCH, LOCAL, SAME, Fed, Handle, Opaque, Plain, Rows, State, worst
+from parallax.analysis.propagation.states import (
+    BATCH,
+    LOCAL,
+    SAME,
+    Fed,
+    Handle,
+    Opaque,
+    Plain,
+    Rows,
+    State,
+    find_worst_state,
+)
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.analysis.reading.lowering.function_bodies import is_stateful
 from parallax.base.errors import GraphError
-from parallax.graph.batches import batch_of, is_of_script, is_part
+from parallax.graph.batches import batch_of, is_of_script, is_partial_sum
 from parallax.graph.control_flow import MERGES, Branches, branches_at, is_loop_merge
 from parallax.graph.ops import seed_slots, state_op
 from parallax.graph.shard import SHARD_ID, mark_of
@@ -75,7 +86,7 @@ def is_random(op: str) -> bool:
     return bool(_RANDOM.match(op) or seed_slots(op))
 
 
-def draws_alike(walk: Walk, node: str) -> bool:
+def is_equal_draw(walk: Walk, node: str) -> bool:
     """Whether a stateless random op is a constant: drawn by a constant seed, in a replicated shape."""
     view, slots = walk.view, seed_slots(walk.view.op(node))
     if not slots:
@@ -101,7 +112,7 @@ def shared_variables(captured: CapturedGraph, sources: tuple[GradientSource, ...
         state = state_op(captured.view.op(node), len(inputs))
         for slot in state.state if state is not None else ():
             shared.add(variable_of_tensor(captured.view, captured.variables, inputs[slot]))
-    return {v for v in shared & captured.variables.keys() if not is_part(captured.view.nodes[v])}
+    return {v for v in shared & captured.variables.keys() if not is_partial_sum(captured.view.nodes[v])}
 
 
 def _only_counts(captured: CapturedGraph, variable: str) -> bool:
@@ -125,7 +136,7 @@ def _only_counts(captured: CapturedGraph, variable: str) -> bool:
 def visit(walk: Walk, node: str) -> None:
     """Sets the states of a node's outputs and records the changes of its inputs."""
     op = walk.view.op(node)
-    if op in VARIABLES and node in walk.known.captured.variables:
+    if op in VARIABLES and node in walk.facts.captured.variables:
         set_handle(walk, node, node)
     elif op in _PLACEHOLDERS:
         walk.set_all(node, _visit_placeholder(walk, node))
@@ -135,9 +146,9 @@ def visit(walk: Walk, node: str) -> None:
         walk.set_all(node, _visit_lookup_table(walk, node))
     elif not rules_state.visit(walk, node, op) and not rule_of_op.visit(walk, node, op):
         _inherit(walk, node, op)
-    if walk.known.layouts is not None:
-        _take_layouts(walk, node, walk.known.layouts)
-        _check_added_once(walk, node, walk.known.layouts)
+    if walk.facts.layouts is not None:
+        _take_layouts(walk, node, walk.facts.layouts)
+        _check_added_once(walk, node, walk.facts.layouts)
     _all_reduce_gradient(walk, node)
 
 
@@ -149,7 +160,7 @@ def _take_layouts(walk: Walk, node: str, layouts: Layouts) -> None:
         if fact is not None and is_followed and walk.states[tensor].kind in ("same", "batch", "local"):
             walk.states[tensor] = SAME if fact.is_same else BATCH
         for edge in walk.view.consumers(tensor):
-            if (tensor, edge.node) in layouts.whole:
+            if (tensor, edge.node) in layouts.replicated_reads:
                 walk.marked.setdefault((tensor, edge.node), SAME)
 
 
@@ -181,30 +192,30 @@ def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple
         NoRule: when no gather has these ids.
     """
     searched: list[str] = []
-    found: list[str] = []
+    lookups: list[str] = []
     by_ids: dict[str, list[str]] = {}
     for lookup in walk.lookups:
         params, ids = walk.view.inputs(lookup.node)[0], walk.view.inputs(lookup.node)[lookup.ids_slot]
-        if variable_of_tensor(walk.view, walk.known.captured.variables, params) == merge.part:
+        if variable_of_tensor(walk.view, walk.facts.captured.variables, params) == merge.part:
             by_ids.setdefault(root(walk.view, ids), []).append(lookup.node)
     waiting = [walk.view.inputs(merge.indices[0].node)[merge.indices[0].slot]]
     while waiting:
-        given = waiting.pop(0)
-        tensor = root(walk.view, given)
+        row_numbers = waiting.pop(0)
+        tensor = root(walk.view, row_numbers)
         pieces = find_concatenated(walk.view, tensor)
-        if walk.states[given] == SAME != walk.states[tensor]:
-            raise NoRule(merge.part, f"the row indices {given!r} of its gradient are gathered on all workers")
+        if walk.states[row_numbers] == SAME != walk.states[tensor]:
+            raise NoRule(merge.part, f"the row indices {row_numbers!r} of its gradient are gathered on all workers")
         if tensor in by_ids:
-            found.append(by_ids[tensor].pop(0) if len(by_ids[tensor]) > 1 else by_ids[tensor][0])
+            lookups.append(by_ids[tensor].pop(0) if len(by_ids[tensor]) > 1 else by_ids[tensor][0])
             searched.append("")
         elif merged_ids(walk.view, tensor) in by_ids:
-            found.append(by_ids[merged_ids(walk.view, tensor)][0])
+            lookups.append(by_ids[merged_ids(walk.view, tensor)][0])
             searched.append(tensor)
         elif pieces:
             waiting = [*pieces, *waiting]
         else:
             raise NoRule(merge.part, f"the row indices {tensor!r} of its gradient are not the ids of a lookup")
-    return tuple(found), tuple(searched)
+    return tuple(lookups), tuple(searched)
 
 
 def _visit_placeholder(walk: Walk, node: str) -> State:
@@ -257,27 +268,27 @@ def _inherit(walk: Walk, node: str, op: str) -> None:
         states.append(walk.condition(_find_left(walk, node)))
     elif _differs(walk, node, op):
         states.append(LOCAL)
-    walk.set_all(node, worst(states))
+    walk.set_all(node, find_worst_state(states))
     if op.endswith("CandidateSampler"):  # the samples, and their expected counts, do not depend on the labels
         for number in (0, 2):
-            walk.states[f"{node}:{number}"] = worst(states[len(walk.view.inputs(node)) :])
+            walk.states[f"{node}:{number}"] = find_worst_state(states[len(walk.view.inputs(node)) :])
 
 
 def _differs(walk: Walk, node: str, op: str) -> bool:
     """Like `differs`; random ops of initial values, or after all gradients (noise), return equal values on workers."""
-    called = walk.known.functions.of_node(walk.view.nodes[node])
+    called = walk.facts.functions.of_node(walk.view.nodes[node])
     if called:
-        return any(walk.known.functions.differing_op(name) for name in called)
-    if node in walk.known.initial and (is_random(op) or op in _READS_FILES):
+        return any(walk.facts.functions.differing_op(name) for name in called)
+    if node in walk.facts.initial and (is_random(op) or op in _READS_FILES):
         return False  # one seed for all; and worker 0's value is used in the end
-    if (node in walk.known.after_gradients and is_random(op)) or draws_alike(walk, node):
+    if (node in walk.facts.after_gradients and is_random(op)) or is_equal_draw(walk, node):
         return False  # one seed for all
-    return differs(op, walk.known.equal_randomness)
+    return differs(op, walk.facts.equal_randomness)
 
 
 def _find_left(walk: Walk, merge: str) -> Branches:
     """The branches that a Merge ends."""
-    here = len(walk.known.branches[merge])
+    here = len(walk.facts.branches[merge])
     return tuple(dict.fromkeys(b for t in walk.view.inputs(merge) for b in branches_at(walk.view, t)[here:]))
 
 
@@ -295,7 +306,7 @@ def _take_plain(walk: Walk, node: str, slot: int) -> State:
             state = walk.value_state(variable)
         elif op not in ("VarIsInitializedOp", "DestroyResourceOp"):
             raise NoRule(
-                walk.assumed.table_of[variable], f"{op} {node!r} uses the variable itself, which is not supported"
+                walk.assumptions.table_of[variable], f"{op} {node!r} uses the variable itself, which is not supported"
             )
         else:
             return SAME
@@ -303,7 +314,7 @@ def _take_plain(walk: Walk, node: str, slot: int) -> State:
         table = state.table
         if op in ("IsVariableInitialized",):
             return SAME
-        if node in walk.known.training:
+        if node in walk.facts.training:
             raise NoRule(table, f"{op} {node!r} reads all its rows in every step")
         walk.gather_rows(tensor, table, Edge(node, slot))
         return SAME
@@ -312,20 +323,20 @@ def _take_plain(walk: Walk, node: str, slot: int) -> State:
 
 def _is_complete(walk: Walk, gradient: str) -> bool:
     """Whether no worker has only a part of a gradient: owners may have its rows."""
-    layouts = walk.known.layouts
+    layouts = walk.facts.layouts
     return walk.states[gradient] == SAME or (layouts is not None and layouts.facts[gradient].is_same)
 
 
 def _all_reduce_gradient(walk: Walk, node: str) -> None:
     """A dense gradient leaves autodiff here: the mean over the workers, unless it is replicated anyway."""
     for tensor in walk.view.outputs(node):
-        for source in walk.known.dense_sources.get(tensor, ()):
+        for source in walk.facts.dense_sources.get(tensor, ()):
             if _is_complete(walk, tensor) or any((tensor, n) in walk.marked for n in source.outside):
                 continue
             edges = tuple(e for e in walk.view.consumers(tensor) if e.node in source.outside)
             if not edges:
                 continue
-            state, kind = walk.marked_gradient(source.part), "mean" if walk.known.layouts is None else "gradient"
+            state, kind = walk.marked_gradient(source.part), "mean" if walk.facts.layouts is None else "gradient"
             if state == SAME:
                 walk.all_reduces.append(AllReduce(tensor, edges, kind))
             else:

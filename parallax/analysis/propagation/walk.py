@@ -17,7 +17,7 @@ from parallax.analysis.propagation.states import (
     Rows,
     State,
     Values,
-    worst,
+    find_worst_state,
 )
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.analysis.reading.lowering.function_bodies import Functions
@@ -99,12 +99,12 @@ class Assumptions:
 
     Attributes:
         table_of: variable op -> table op, including slot variables.
-        own: per-worker variable ops.
+        local_variables: per-worker variable ops.
         kinds: the pieces of sparse gradients; all are joined where nothing is known.
     """
 
     table_of: Mapping[str, str]
-    own: Set[str] = frozenset()
+    local_variables: Set[str] = frozenset()
     kinds: Mapping[str, tuple[GradientPiece, ...]] = field(default_factory=dict)
 
 
@@ -113,28 +113,28 @@ class Walk:
     """One traversal: its inputs, its assumptions, and its results so far; the rules read and extend it.
 
     Attributes:
-        known: the inputs of every traversal of this graph.
-        assumed: the results of the preceding traversal.
+        facts: the inputs of every traversal of this graph.
+        assumptions: the results of the preceding traversal.
         states: tensor -> its state.
         marked: (tensor, node) -> the state in which that node reads it, where that differs from the others.
         pairs: row numbers of gradient rows -> the rows they belong to.
         part_of_token: the tensor of rows or row numbers that autodiff delivers -> the variable op.
         new_members: variable op -> table op, for the slots that were found.
         confirmed: variables that were assumed to be slots, and are.
-        new_own: variables that turned out to be per-worker.
+        new_local_variables: variables that turned out to be per-worker.
         fed: placeholders of which worker 0's value is used.
         scales: and all that follows: changes of the graph (parallax/plans/rewrites.py).
     """
 
-    known: GraphFacts
-    assumed: Assumptions
+    facts: GraphFacts
+    assumptions: Assumptions
     states: dict[str, State] = field(default_factory=dict)
     marked: dict[tuple[str, str], State] = field(default_factory=dict)
     pairs: dict[str, list[str]] = field(default_factory=dict)
     part_of_token: dict[str, str] = field(default_factory=dict)
     new_members: dict[str, str] = field(default_factory=dict)
     confirmed: set[str] = field(default_factory=set)
-    new_own: set[str] = field(default_factory=set)
+    new_local_variables: set[str] = field(default_factory=set)
     fed: set[str] = field(default_factory=set)
     scales: list[Scale] = field(default_factory=list)
     scatters: list[Scatter] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Walk:
     merges: dict[str, Merge] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.view: GraphView = self.known.captured.view  # accessed for every node and input
+        self.view: GraphView = self.facts.captured.view  # accessed for every node and input
 
     def state_at(self, node: str, slot: int) -> State:
         """The state of input `slot` for this node; outside autodiff a gradient has the state after its exchange."""
@@ -163,13 +163,13 @@ class Walk:
 
     def value_state(self, variable: str) -> State:
         """The state of a variable's value for its readers."""
-        if variable in self.assumed.table_of and not self.is_mirrored(variable):
-            return Rows(self.assumed.table_of[variable])
-        return LOCAL if variable in self.assumed.own else SAME
+        if variable in self.assumptions.table_of and not self.is_mirrored(variable):
+            return Rows(self.assumptions.table_of[variable])
+        return LOCAL if variable in self.assumptions.local_variables else SAME
 
     def is_mirrored(self, variable: str) -> bool:
         """Whether every worker has a copy of this variable, although its rows have owners."""
-        return variable in self.known.tables and self.known.tables[variable].replicated
+        return variable in self.facts.tables and self.facts.tables[variable].replicated
 
     def marked_gradient(self, part: str) -> State:
         """The state of a variable's dense gradient outside autodiff: full everywhere, or the owners' rows."""
@@ -191,7 +191,7 @@ class Walk:
 
     def condition(self, branches: Branches) -> State:
         """The state of the predicate of branches; the number of a loop's iterations may differ between workers."""
-        return worst([LOCAL if b.is_loop else self._predicate(b.predicate) for b in branches])
+        return find_worst_state([LOCAL if b.is_loop else self._predicate(b.predicate) for b in branches])
 
     def _predicate(self, tensor: str) -> State:
         """The state of a predicate for the ops that read it, or a copy of it."""
@@ -202,7 +202,7 @@ class Walk:
                 states.append(self.state_at(*edge))
             elif op == "Identity":
                 states.append(self.marked.get((tensor, edge.node)) or self._predicate(f"{edge.node}:0"))
-        return worst(states) if states else self.states.get(tensor, LOCAL)
+        return find_worst_state(states) if states else self.states.get(tensor, LOCAL)
 
     def agrees(self, branches: Branches) -> bool:
         """Whether all workers enter these branches or none; a fed predicate becomes worker 0's."""
@@ -219,8 +219,8 @@ class Walk:
 def are_paired(walk: Walk, values: Values, indices: Indices) -> bool:
     """Whether rows and row numbers belong together, piece by piece."""
     pieces = [walk.pairs.get(tensor, [tensor]) for tensor in indices.tensors]
-    given = values.tensors
-    return len(given) == len(pieces) and all(t in piece for t, piece in zip(given, pieces, strict=True))
+    value_tensors = values.tensors
+    return len(value_tensors) == len(pieces) and all(t in piece for t, piece in zip(value_tensors, pieces, strict=True))
 
 
 def part_of(walk: Walk, state: State) -> str:
@@ -238,7 +238,7 @@ def set_handle(walk: Walk, node: str, variable: str) -> None:
     walk.set_all(node, Handle(variable))
     if isinstance(walk.value_state(variable), Rows) and walk.view.op(variable) != "VarHandleOp":
         for tensor in walk.view.outputs(node):
-            walk.gather_rows(tensor, walk.assumed.table_of[variable])
+            walk.gather_rows(tensor, walk.assumptions.table_of[variable])
 
 
 def sum_of_parts(walk: Walk, node: str, summed: State, kind: str, weight: str = "") -> None:
@@ -265,4 +265,4 @@ def server_table(walk: Walk, state: State) -> str:
     if not isinstance(state, AtOwners):
         return ""
     table = state.table
-    return table if table in walk.known.tables and walk.known.tables[table].servers else ""
+    return table if table in walk.facts.tables and walk.facts.tables[table].servers else ""

@@ -20,7 +20,7 @@ from parallax.analysis.reading.batches.open_batches import find_unstated_vectors
 from parallax.analysis.reading.construction.digests import fingerprint
 from parallax.analysis.reading.construction.launcher_graph import export_graph
 from parallax.analysis.reading.construction.measured_tensors import measured_in
-from parallax.analysis.reading.construction.old_contexts import contexts_of
+from parallax.analysis.reading.construction.old_contexts import read_contexts
 from parallax.analysis.reading.construction.recorded_gradients import HiddenGradient, Record, losses_of, records_in
 from parallax.analysis.reading.lazy.row_sums import with_rows_added_once
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
@@ -128,8 +128,8 @@ class CapturedGraph:
     @property
     def note_of_means(self) -> str:
         """The plan's note where losses are not analysed by layouts, a clause; empty where they are."""
-        said = "each worker's loss is assumed to be a mean over its batch, so gradients are averaged"
-        return f"{said}: {self.means}" if self.means else ""
+        note = "each worker's loss is assumed to be a mean over its batch, so gradients are averaged"
+        return f"{note}: {self.means}" if self.means else ""
 
     def gradient_of_script(self, tensor: str) -> str:
         """A tensor that autodiff delivered, by its name in the user's graph."""
@@ -167,7 +167,7 @@ def capture(
     """
     if by_layouts is False and is_of_front_end(graph):
         raise GraphError(_FOLLOWED)
-    asked = by_layouts
+    requested = by_layouts
     if by_layouts is None and (is_of_front_end(graph) or not synchronous):
         by_layouts = True
     graph_def = export_graph(graph)
@@ -201,18 +201,18 @@ def capture(
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
         by_layouts = _mark_batches(view, initial, records)
         if by_layouts and lowers_all is None and has_control_flow(view.graph_def):
-            return capture(graph, digest, by_row, asked, lowers_all=True)
+            return capture(graph, digest, by_row, requested, lowers_all=True)
         opened = (
             _HIDDEN
             if by_layouts or hidden
-            else open_fixed_batch(view, records, initial, contexts_of(graph), measured_in(graph))
+            else open_fixed_batch(view, records, initial, read_contexts(graph), measured_in(graph))
         )
         if isinstance(opened, OpenedGraph):
             fixed, gradients, replaced = view, opened.gradients, replaced.union(*(record.ops for record in records))
             view, records = _lower_control_flow(opened.view, opened.records)
             by_layouts = _mark_batches(view, initial, records)
         means = opened if isinstance(opened, str) else means
-        if asked is None and not by_layouts and has_plain:
+        if requested is None and not by_layouts and has_plain:
             return capture(graph, digest, by_row, by_layouts=False, means=means)
     return CapturedGraph(
         view=view,
@@ -311,7 +311,7 @@ def _find_declared(graph: Graph) -> dict[str, Variable]:
 def _variables(graph: Graph, view: GraphView, is_open: set[str]) -> dict[str, CapturedVariable]:
     trainable = {_op_name(v) for v in graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)}
     local = {_op_name(v) for v in graph.get_collection(tf.compat.v1.GraphKeys.LOCAL_VARIABLES)}
-    declared, found = _find_declared(graph), {}
+    declared, variables = _find_declared(graph), {}
     for name, node in view.nodes.items():
         if node.op not in VARIABLES:
             continue
@@ -319,7 +319,7 @@ def _variables(graph: Graph, view: GraphView, is_open: set[str]) -> dict[str, Ca
         own_shape = _shape_of(node)
         own_shape = OPEN_SHAPE if own_shape is None else own_shape
         logical, whole, offset = _slice_of(declared.get(name), name, own_shape)
-        found[name] = CapturedVariable(
+        variables[name] = CapturedVariable(
             logical_name=logical,
             whole_shape=whole,
             part=Part(name, own_shape, offset),
@@ -330,7 +330,7 @@ def _variables(graph: Graph, view: GraphView, is_open: set[str]) -> dict[str, Ca
             is_open=name in is_open,
             is_local=name in local,
         )
-    return found
+    return variables
 
 
 def _op_name(variable: Variable) -> str:

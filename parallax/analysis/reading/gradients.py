@@ -42,10 +42,10 @@ def find_gradients(captured: CapturedGraph) -> tuple[GradientSource, ...]:
         if node in reached and part in recorded:
             continue
         autodiff = _autodiff_ops(captured.view) if autodiff is None else autodiff
-        found = _from_update(captured, node, state, autodiff)
+        sources_of_update = _from_update(captured, node, state, autodiff)
         # Besides an update from the recorded gradient, only an optimizer uses another one that autodiff has made.
-        if part not in accounted or (state.kind == "apply" and found[0].found_by == NAME_SCOPE):
-            sources += found
+        if part not in accounted or (state.kind == "apply" and sources_of_update[0].found_by == NAME_SCOPE):
+            sources += sources_of_update
     return tuple(dict.fromkeys(sources))
 
 
@@ -57,12 +57,12 @@ def written_variable(captured: CapturedGraph, node: str) -> str:
 
 def gradient_updates(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> frozenset[str]:
     """The state-writing nodes that a gradient reaches through tensors; the result is cached."""
-    asked, view = (gradient_updates, sources), captured.view
-    if asked not in captured.remembered:
+    cache_key, view = (gradient_updates, sources), captured.view
+    if cache_key not in captured.remembered:
         reached = _reached_by(captured, sources)
-        found = frozenset(n for n in reached if state_op(view.op(n), len(view.inputs(n))) is not None)
-        captured.remembered[asked] = found
-    updates: frozenset[str] = captured.remembered[asked]
+        state_ops = frozenset(n for n in reached if state_op(view.op(n), len(view.inputs(n))) is not None)
+        captured.remembered[cache_key] = state_ops
+    updates: frozenset[str] = captured.remembered[cache_key]
     return updates
 
 
@@ -73,16 +73,16 @@ def training_updates(captured: CapturedGraph, sources: tuple[GradientSource, ...
     gradients of earlier runs. A value computed from updated variables, such as a metric of a model that follows
     another, is no update: an evaluation writes that too.
     """
-    asked = (training_updates, sources)
-    if asked not in captured.remembered:
+    cache_key = (training_updates, sources)
+    if cache_key not in captured.remembered:
         trained = {source.part for source in sources}
         at_once = _find_reached(captured, sources, lambda node: [])
-        captured.remembered[asked] = frozenset(
+        captured.remembered[cache_key] = frozenset(
             node
             for node in gradient_updates(captured, sources)
             if node in at_once or _find_trained(captured, written_variable(captured, node)) in trained
         )
-    updates: frozenset[str] = captured.remembered[asked]
+    updates: frozenset[str] = captured.remembered[cache_key]
     return updates
 
 
@@ -107,13 +107,13 @@ def _refuse_hidden(captured: CapturedGraph) -> None:
 
 def _writes_after(view: GraphView, node: str) -> bool:
     """Whether any descendant of a node writes state."""
-    found, waiting = {node}, [node]
+    reached, waiting = {node}, [node]
     while waiting:
         for user in view.users(waiting.pop()):
             if state_op(view.op(user), len(view.inputs(user))) is not None:
                 return True
-            if user not in found:
-                found.add(user)
+            if user not in reached:
+                reached.add(user)
                 waiting.append(user)
     return False
 
@@ -147,15 +147,15 @@ def _find_reached(
     """The nodes that a gradient reaches through tensors, and from writing nodes through `reads_after`."""
     view = captured.view
     waiting = [node for source in sources for node in source.outside]
-    found = set(waiting)
+    reached_nodes = set(waiting)
     while waiting:
         node = waiting.pop()
         takers = [e.node for t in view.outputs(node) for e in view.consumers(t) if not _decides(view, e)]
         for taker in (*takers, *reads_after(node)):
-            if taker not in found:
-                found.add(taker)
+            if taker not in reached_nodes:
+                reached_nodes.add(taker)
                 waiting.append(taker)
-    return frozenset(found)
+    return frozenset(reached_nodes)
 
 
 def _decides(view: GraphView, edge: Edge) -> bool:
@@ -170,12 +170,12 @@ def _reads_after(captured: CapturedGraph, node: str) -> list[str]:
     if state is None:
         return []
     written = view.inputs(node)[state.state[0]]
-    found = [n for n in view.users(node) if view.op(n) == "ReadVariableOp" and view.inputs(n)[0] == written]
+    reads = [n for n in view.users(node) if view.op(n) == "ReadVariableOp" and view.inputs(n)[0] == written]
     variable = captured.variables.get(variable_of_tensor(view, captured.variables, written))
     if variable is not None and not variable.trainable:
         takers = view.consumers(f"{variable.part.op}:0")
-        found += [e.node for e in takers if e.node != variable.initializer and not _overwrites(view, e)]
-    return found
+        reads += [e.node for e in takers if e.node != variable.initializer and not _overwrites(view, e)]
+    return reads
 
 
 def _overwrites(view: GraphView, edge: Edge) -> bool:
@@ -200,9 +200,9 @@ def _gradient_update(captured: CapturedGraph, node: str) -> StateOp | None:
 
 def _find_trained(captured: CapturedGraph, op: str) -> str:
     """The trainable variable that this one is, or belongs to as a slot; empty for others."""
-    found = captured.variables.get(op)
-    if found is None or found.trainable:
-        return op if found is not None else ""
+    variable = captured.variables.get(op)
+    if variable is None or variable.trainable:
+        return op if variable is not None else ""
     return followed_variable(captured, op)
 
 
@@ -223,13 +223,13 @@ def _from_update(captured: CapturedGraph, node: str, state: StateOp, autodiff: s
     view = captured.view
     part = _find_trained(captured, _find_written(captured, node, state))
     users = [Edge(node, slot) for slot in (state.value, state.indices) if slot is not None]
-    found = [_walk_back(view, view.inputs(e.node)[e.slot], autodiff) for e in users]
-    if None in found:
+    gradients = [_walk_back(view, view.inputs(e.node)[e.slot], autodiff) for e in users]
+    if None in gradients:
         users = _before_merge(view, users)
         tensors = [view.inputs(e.node)[e.slot] for e in users]
         outside = tuple(dict.fromkeys(e.node for e in users))
         return [GradientSource(part, tensors[0], tensors[1] if len(tensors) > 1 else None, outside, UPDATE_OP)]
-    tensors = [t for t in found if t is not None]
+    tensors = [t for t in gradients if t is not None]
     takers = [edge.node for tensor in tensors for edge in view.consumers(tensor)]
     outside = tuple(dict.fromkeys(n for n in takers if n not in autodiff))
     return [GradientSource(part, tensors[0], tensors[1] if len(tensors) > 1 else None, outside, NAME_SCOPE)]
@@ -256,8 +256,8 @@ def _walk_back(view: GraphView, tensor: str, autodiff: set[str]) -> str | None:
     return tensor
 
 
-def _same_rows(shape: tuple[int | None, ...] | None, wanted: tuple[int | None, ...]) -> bool:
-    return shape is not None and len(shape) == len(wanted) and list(shape[1:]) == list(wanted[1:])
+def _same_rows(shape: tuple[int | None, ...] | None, other: tuple[int | None, ...]) -> bool:
+    return shape is not None and len(shape) == len(other) and list(shape[1:]) == list(other[1:])
 
 
 def _autodiff_ops(view: GraphView) -> set[str]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from parallax.base.types import DType, GraphDef, NodeDef, Tensor
-from parallax.graph.own_batch import is_normalized_apart, mark_statistics, own_mean
+from parallax.graph.own_batch import average_locally, is_normalized_locally, mark_statistics
 
 _FORWARD, _BACKWARD = (tuple(f"FusedBatchNorm{how}{kind}" for kind in ("", "V2", "V3")) for how in ("", "Grad"))
 _AXES = (0, 1, 2)
@@ -43,18 +43,20 @@ def _is_fused(node: NodeDef) -> bool:
 def _expand(out: GraphDef, node: NodeDef) -> None:
     """Appends the ops of a normalization, or of its gradient, and the IdentityN that takes over its name."""
     data = [name for name in node.input if not name.startswith("^")]
-    given = tf.as_dtype(node.attr["T"].type)
-    kept = tf.as_dtype(node.attr["U"].type) if "U" in node.attr else given
+    input_type = tf.as_dtype(node.attr["T"].type)
+    statistics_type = tf.as_dtype(node.attr["U"].type) if "U" in node.attr else input_type
     build, images = (_forward, 1) if node.op in _FORWARD else (_backward, 2)
     with tf.Graph().as_default() as graph:
-        taken = [
-            tf.compat.v1.placeholder(given, [None] * 4) if place < images else tf.compat.v1.placeholder(kept, [None])
+        input_tensors = [
+            tf.compat.v1.placeholder(input_type, [None] * 4)
+            if place < images
+            else tf.compat.v1.placeholder(statistics_type, [None])
             for place in range(len(data))
         ]
-        results = build(node, taken, kept)
+        results = build(node, input_tensors, statistics_type)
         count = 6 if node.op == "FusedBatchNormV3" else 5
-        results += [tf.zeros([], kept) for _ in range(count - len(results))]
-    inputs = {one.op.name: name for one, name in zip(taken, data, strict=True)}
+        results += [tf.zeros([], statistics_type) for _ in range(count - len(results))]
+    inputs = {one.op.name: name for one, name in zip(input_tensors, data, strict=True)}
 
     def outer(name: str) -> str:
         source, _, number = name.lstrip("^").partition(":")
@@ -75,16 +77,16 @@ def _expand(out: GraphDef, node: NodeDef) -> None:
     end.attr["T"].list.type.extend(one.dtype.as_datatype_enum for one in results)
 
 
-def _forward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tensor]:
+def _forward(node: NodeDef, inputs: Sequence[Tensor], statistics_type: DType) -> list[Tensor]:
     """The normalized tensor, mean and variance for moving averages, and mean and variance."""
-    x, scale, offset, mean, variance = taken
-    wide = tf.cast(x, kept)
+    x, scale, offset, mean, variance = inputs
+    wide = tf.cast(x, statistics_type)
     if not node.attr["is_training"].b:
         normalized = _normalize(wide, mean, variance, node) * scale + offset
         return [tf.cast(normalized, x.dtype), mean, variance, mean, variance]
-    if is_normalized_apart(node):
-        by_example = own_mean(wide, _AXES)
-        spread = own_mean(tf.math.squared_difference(wide, by_example), _AXES)
+    if is_normalized_locally(node):
+        by_example = average_locally(wide, _AXES)
+        spread = average_locally(tf.math.squared_difference(wide, by_example), _AXES)
         found_mean, found_variance = (tf.reduce_mean(one, _AXES) for one in (by_example, spread))
         normalized = _normalize(wide, by_example, spread, node) * scale + offset
     else:
@@ -92,7 +94,7 @@ def _forward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tensor
             found_mean = tf.reduce_mean(wide, _AXES)
             found_variance = tf.reduce_mean(tf.math.squared_difference(wide, found_mean), _AXES)
         normalized = _normalize(wide, found_mean, found_variance, node) * scale + offset
-    count = tf.cast(tf.size(x) // tf.shape(x)[3], kept)
+    count = tf.cast(tf.size(x) // tf.shape(x)[3], statistics_type)
     shown = [found_mean, found_variance * (count / tf.maximum(count - 1, 1))]
     share = node.attr["exponential_avg_factor"].f if "exponential_avg_factor" in node.attr else 1.0
     if share != 1.0:
@@ -100,20 +102,20 @@ def _forward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tensor
     return [tf.cast(normalized, x.dtype), *shown, found_mean, found_variance]
 
 
-def _backward(node: NodeDef, taken: Sequence[Tensor], kept: DType) -> list[Tensor]:
+def _backward(node: NodeDef, inputs: Sequence[Tensor], statistics_type: DType) -> list[Tensor]:
     """The gradients with respect to the normalized tensor, its scale and its offset."""
-    gradient, x, scale, mean, variance = taken[:5]
-    wide = tf.cast(gradient, kept)
+    gradient, x, scale, mean, variance = inputs[:5]
+    wide = tf.cast(gradient, statistics_type)
     mean_of = tf.reduce_mean
-    if is_normalized_apart(node) and node.attr["is_training"].b:
-        mean_of, mean = own_mean, own_mean(tf.cast(x, kept), _AXES)
-        variance = own_mean(tf.math.squared_difference(tf.cast(x, kept), mean), _AXES)
-    normalized = _normalize(tf.cast(x, kept), mean, variance, node)
-    found = wide
+    if is_normalized_locally(node) and node.attr["is_training"].b:
+        mean_of, mean = average_locally, average_locally(tf.cast(x, statistics_type), _AXES)
+        variance = average_locally(tf.math.squared_difference(tf.cast(x, statistics_type), mean), _AXES)
+    normalized = _normalize(tf.cast(x, statistics_type), mean, variance, node)
+    input_gradient = wide
     if node.attr["is_training"].b:
-        found = wide - mean_of(wide, _AXES) - normalized * mean_of(wide * normalized, _AXES)
-    found = found * (scale * tf.math.rsqrt(variance + node.attr["epsilon"].f))
-    return [tf.cast(found, x.dtype), tf.reduce_sum(wide * normalized, _AXES), tf.reduce_sum(wide, _AXES)]
+        input_gradient = wide - mean_of(wide, _AXES) - normalized * mean_of(wide * normalized, _AXES)
+    input_gradient = input_gradient * (scale * tf.math.rsqrt(variance + node.attr["epsilon"].f))
+    return [tf.cast(input_gradient, x.dtype), tf.reduce_sum(wide * normalized, _AXES), tf.reduce_sum(wide, _AXES)]
 
 
 def _normalize(x: Tensor, mean: Tensor, variance: Tensor, node: NodeDef) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tensorflow.core.framework import graph_pb2
 
-from parallax.analysis.reading.lazy.lazy_graph import wait_instead
+from parallax.analysis.reading.lazy.lazy_graph import replace_control_inputs
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.ops import LOOKUPS
 from parallax.graph.view import Edge, GraphView, split_tensor, tensor_name
@@ -26,11 +26,13 @@ def take_rows_of_variables(graph_def: GraphDef) -> GraphDef:
     if whole.isdisjoint(sources):
         return graph_def
     view = GraphView(graph_def)
-    taken = {read: gathers for read in reads if (gathers := _gathers(view, read)) is not None}
-    if not taken:
+    gathers_by_read = {read: gathers for read in reads if (gathers := _gathers(view, read)) is not None}
+    if not gathers_by_read:
         return graph_def
-    read_by = {gather: read for read, gathers in taken.items() for gather in gathers}
-    instead = {read: [_rows_name(view, gather, read) for gather in gathers] for read, gathers in taken.items()}
+    read_by = {gather: read for read, gathers in gathers_by_read.items() for gather in gathers}
+    instead = {
+        read: [_rows_name(view, gather, read) for gather in gathers] for read, gathers in gathers_by_read.items()
+    }
     out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
         if node.name in read_by:
@@ -38,7 +40,7 @@ def take_rows_of_variables(graph_def: GraphDef) -> GraphDef:
         else:
             out.node.add().CopyFrom(node)
     for node in out.node:
-        wait_instead(node, lambda name: _later(name, view, instead))
+        replace_control_inputs(node, lambda name: _later(name, view, instead))
     return out
 
 

@@ -37,20 +37,20 @@ def train_ops(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> t
     view = captured.view
     updates = gradient_updates(captured, sources)
     trained = {source.part for source in sources}
-    found = []
-    for node in ops_after(view, updates):
+    candidates = []
+    for node in find_ops_after(view, updates):
         written = {written_variable(captured, n) for n in view.ancestors([node]) & updates} & trained
-        found.append(TrainOp(node, tuple(sorted(written))))
-    return tuple(sorted((op for op in found if op.variables), key=lambda op: (-len(op.variables), op.name)))
+        candidates.append(TrainOp(node, tuple(sorted(written))))
+    return tuple(sorted((op for op in candidates if op.variables), key=lambda op: (-len(op.variables), op.name)))
 
 
-def ops_after(view: GraphView, updates: Set[str]) -> list[str]:
+def find_ops_after(view: GraphView, updates: Set[str]) -> list[str]:
     """The ops that run updates and that no other such op waits for, in the order of the graph."""
-    after = _after(view, updates)
-    return last_of(view, [n for n in view.nodes if n in after and _acts(view, n)])
+    after = _find_descendants(view, updates)
+    return find_last_ops(view, [n for n in view.nodes if n in after and _acts(view, n)])
 
 
-def last_of(view: GraphView, ops: list[str]) -> list[str]:
+def find_last_ops(view: GraphView, ops: list[str]) -> list[str]:
     """Those of some ops on which no other of them depends."""
     before = view.ancestors({n for op in ops for n in _needs(view, op)})
     return [op for op in ops if op not in before]
@@ -64,12 +64,12 @@ def _needs(view: GraphView, node: str) -> set[str]:
     return {split_tensor(t)[0] for t in view.inputs(node)} | set(view.controls(node))
 
 
-def _after(view: GraphView, nodes: Set[str]) -> set[str]:
+def _find_descendants(view: GraphView, nodes: Set[str]) -> set[str]:
     """Some nodes and all their descendants, by data or control inputs."""
-    found, waiting = set(nodes), sorted(nodes)
+    descendants, waiting = set(nodes), sorted(nodes)
     while waiting:
         for user in view.users(waiting.pop()):
-            if user not in found:
-                found.add(user)
+            if user not in descendants:
+                descendants.add(user)
                 waiting.append(user)
-    return found
+    return descendants

@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from parallax.analysis.routes.cost import rows_of
+from parallax.analysis.routes.cost import count_step_rows
 from parallax.analysis.routes.count_touched import TouchedRowCount, touched_of
-from parallax.analysis.routes.options import by_row, cheapest, options_of, wanted_option, why_on_servers
+from parallax.analysis.routes.options import (
+    choose_cheapest,
+    explain_servers,
+    find_requested_option,
+    is_by_row,
+    options_of,
+)
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs
@@ -51,7 +57,7 @@ class Candidate:
     is_priced: bool
 
 
-def candidates_of(
+def list_candidates(
     spec: GraphSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs
 ) -> list[Candidate]:
     """Every variable with its routes.
@@ -59,25 +65,25 @@ def candidates_of(
     Raises:
         PlanError: when the constraints require the impossible.
     """
-    return [candidate_of(variable, layout, constraints, measured) for variable in spec.variables]
+    return [make_candidate(variable, layout, constraints, measured) for variable in spec.variables]
 
 
-def candidate_of(
+def make_candidate(
     variable: VariableSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs
 ) -> Candidate:
     """A variable with its routes, and the routes among which cost decides."""
-    wanted = constraints.routes.get(variable.name)
+    requested = constraints.routes.get(variable.name)
     touched = touched_of(variable, constraints, measured)
     batches, rows = constraints.accumulate_steps, None
     if touched is not None:
-        rows = rows_of(math.ceil(touched.one), batches, touched.of(batches))
+        rows = count_step_rows(math.ceil(touched.one), batches, touched.of(batches))
     options = options_of(variable, layout, constraints, rows)
     servers = next((o for o in options if o.route == PS and o.is_possible), None)
     has_route = options[0].route != NO_ROUTE
     allowed, reason = tuple(o.route for o in options if o.is_possible) if has_route else (), ""
-    if wanted is not None:
-        allowed, reason = (wanted_option(variable, options, wanted).route,), "asked for in the configuration"
-    elif servers is not None and (by_rule := why_on_servers(variable, layout, constraints)):
+    if requested is not None:
+        allowed, reason = (find_requested_option(variable, options, requested).route,), "asked for in the configuration"
+    elif servers is not None and (by_rule := explain_servers(variable, layout, constraints)):
         allowed, reason = (PS,), by_rule
     elif not has_route and not constraints.synchronous and variable.cls == VariableClass.UNTRAINED:
         allowed, reason = (NO_ROUTE,), "no gradient: each worker's own, as none waits for the others"
@@ -87,7 +93,7 @@ def candidate_of(
         if why_not is not None:
             why = f"ps is impossible: {why_not} ({variable.name})"
         raise PlanError(f"Asynchronous training keeps all trained variables on servers: {why}.")
-    by_rows = any(route in (ALLGATHER, ALLTOALL) or (route == PS and by_row(variable)) for route in allowed)
+    by_rows = any(route in (ALLGATHER, ALLTOALL) or (route == PS and is_by_row(variable)) for route in allowed)
     is_priced = bool(allowed and variable.gradients) and (touched is not None or not by_rows)
     return Candidate(variable, tuple(o.describe_cost() for o in options), touched, allowed, reason, is_priced)
 
@@ -100,7 +106,7 @@ def planned_by_rule(candidate: Candidate, layout: Layout) -> VariablePlan:
         reason = candidate.reason
     else:
         touched = None if candidate.touched is None else math.ceil(candidate.touched.one)
-        chosen, reason = cheapest(variable, costs, candidate.allowed, touched)
+        chosen, reason = choose_cheapest(variable, costs, candidate.allowed, touched)
     rejected = tuple(rejected_by_bytes(option, chosen) for option in costs if option.route != chosen.route)
     return variable_plan(candidate, chosen, reason, rejected, equal_shares(layout.num_workers))
 
@@ -146,7 +152,7 @@ def rejected_by_bytes(option: RouteCost, chosen: RouteCost) -> RouteCost:
     return RouteCost(option.route, option.sent_bytes, option.rounds, note)
 
 
-def on_their_servers(
+def place_on_servers(
     variable: VariableSpec, planned: VariablePlan, placed: tuple[tuple[int, ...], ...], servers: int
 ) -> VariablePlan:
     """The plan of a variable with its placement on servers, if it has one."""
@@ -180,7 +186,7 @@ def plan_of(
             *spec.notes,
             *_notes(constraints),
             *_wire_notes(constraints.wire_dtype, variables),
-            *_apart_notes(spec, layout, constraints, variables),
+            *_note_unmerged_rows(spec, layout, constraints, variables),
             *notes,
         ),
         wire_dtype=constraints.wire_dtype,
@@ -201,18 +207,18 @@ def _notes(constraints: PlanConstraints) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _apart_notes(
+def _note_unmerged_rows(
     spec: GraphSpec, layout: Layout, constraints: PlanConstraints, variables: tuple[VariablePlan, ...]
 ) -> tuple[str, ...]:
     """The cost of leaving equal gradient rows uncoalesced: several sums of them travel."""
-    apart = {variable.name: variable for variable in spec.variables if variable.sums > 1}
-    planned = [plan for plan in variables if plan.name in apart and plan.route != NO_ROUTE]
+    unmerged = {variable.name: variable for variable in spec.variables if variable.sums > 1}
+    planned = [plan for plan in variables if plan.name in unmerged and plan.route != NO_ROUTE]
     if not planned:
         return ()
     more = 0
     for plan in planned:
-        rows = None if plan.touched_rows is None else rows_of(plan.touched_rows, constraints.accumulate_steps)
-        costs = options_of(replace(apart[plan.name], sums=1), layout, constraints, rows)
+        rows = None if plan.touched_rows is None else count_step_rows(plan.touched_rows, constraints.accumulate_steps)
+        costs = options_of(replace(unmerged[plan.name], sums=1), layout, constraints, rows)
         merged = next(option.cost.sent_bytes for option in costs if option.route == plan.route)
         more += (plan.cost.sent_bytes or 0) - (merged or 0)
     saved = f"a worker sends {more:,} B less per step" if more else "gradient rows are then as wide as the table's"

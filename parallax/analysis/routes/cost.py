@@ -33,15 +33,15 @@ class StepRows:
     batches: int = 1
 
 
-def rows_of(touched: int, batches: int = 1, together: float | None = None) -> StepRows:
+def count_step_rows(touched: int, batches: int = 1, union: float | None = None) -> StepRows:
     """The rows of a step.
 
     Args:
         touched: distinct rows of a batch.
         batches: of a step.
-        together: distinct rows of all its batches; None where no two share any.
+        union: distinct rows of all its batches; None where no two share any.
     """
-    pushed = touched * batches if together is None else math.ceil(together)
+    pushed = touched * batches if union is None else math.ceil(union)
     return StepRows(touched * batches, pushed, batches)
 
 

@@ -17,8 +17,8 @@ class TouchedRowCount:
         rows: of the full variable.
         one: distinct rows that a worker reads in a step.
         ids: the number of ids that a worker looks up in a step, with repetition.
-        joined: (k, distinct rows that k workers read together), from k = 1, ascending; more entries than `one` alone
-            only where they were measured.
+        union_counts: (k, distinct rows that k workers read together), from k = 1, ascending; more entries than `one`
+            alone only where they were measured.
         busiest: the share of the busiest owner, times the number of owners.
         is_measured: whether they come from a model profile.
     """
@@ -26,7 +26,7 @@ class TouchedRowCount:
     rows: int
     one: float
     ids: float
-    joined: tuple[tuple[int, float], ...] = ()
+    union_counts: tuple[tuple[int, float], ...] = ()
     busiest: float = 1.0
     is_measured: bool = False
 
@@ -39,7 +39,7 @@ class TouchedRowCount:
         if workers < 1:
             return 0.0
         most = min(float(self.rows), workers * self.one)
-        points = self.joined or ((1, self.one),)
+        points = self.union_counts or ((1, self.one),)
         if len(points) < 2:
             return most
         (k0, r0), (k1, r1) = next(
@@ -50,8 +50,8 @@ class TouchedRowCount:
     def scaled_to(self, one: float) -> TouchedRowCount:
         """With another number of rows per worker, and those of several workers scaled in proportion."""
         factor = one / self.one
-        joined = tuple((k, min(float(self.rows), rows * factor)) for k, rows in self.joined)
-        return TouchedRowCount(self.rows, one, max(one, self.ids * factor), joined, self.busiest, self.is_measured)
+        scaled = tuple((k, min(float(self.rows), rows * factor)) for k, rows in self.union_counts)
+        return TouchedRowCount(self.rows, one, max(one, self.ids * factor), scaled, self.busiest, self.is_measured)
 
 
 def touched_of(variable: VariableSpec, constraints: PlanConstraints, measured: PlanInputs) -> TouchedRowCount | None:
@@ -62,18 +62,18 @@ def touched_of(variable: VariableSpec, constraints: PlanConstraints, measured: P
     if not variable.has_slices:
         return None
     table = measured.table(variable.name)
-    found = None
+    measured_count = None
     if table is not None and table.touched_rows > 0:
-        found = TouchedRowCount(
+        measured_count = TouchedRowCount(
             variable.rows, table.touched_rows, table.ids, table.joined_rows, max(1.0, table.busiest_share), True
         )
-    wanted = constraints.touched_rows.get(variable.name)
-    if wanted is not None:
+    requested = constraints.touched_rows.get(variable.name)
+    if requested is not None:
         return (
-            TouchedRowCount(variable.rows, wanted, wanted)
-            if found is None
-            else replace(found.scaled_to(wanted), is_measured=False)
+            TouchedRowCount(variable.rows, requested, requested)
+            if measured_count is None
+            else replace(measured_count.scaled_to(requested), is_measured=False)
         )
-    if found is None and variable.ids_per_step is not None and variable.touched_rows_bound:
+    if measured_count is None and variable.ids_per_step is not None and variable.touched_rows_bound:
         return TouchedRowCount(variable.rows, variable.touched_rows_bound, variable.ids_per_step)
-    return found
+    return measured_count

@@ -54,14 +54,14 @@ class Hosts:
     """Hosts that may be short of memory: among identical ones the one with the least.
 
     Attributes:
-        numbers: of these hosts.
+        indices: of these hosts.
         limits: bytes available to their processes, besides those of the model.
         workers: of each.
         shares: of the rows of a sharded table, for each.
         servers: the servers of each.
     """
 
-    numbers: tuple[int, ...]
+    indices: tuple[int, ...]
     limits: tuple[float, ...]
     workers: tuple[int, ...]
     shares: tuple[float, ...]
@@ -69,13 +69,13 @@ class Hosts:
 
     def bytes_of(self, footprint: Footprint) -> NDArray[np.float64]:
         """The memory of a variable on each of these hosts."""
-        held = dict(footprint.servers)
+        bytes_by_server = dict(footprint.servers)
         served = footprint.served + footprint.served_buffers
         return np.array(
             [
                 workers * (footprint.copies + footprint.copied_buffers)
                 + share * (footprint.spread + footprint.spread_buffers)
-                + (sum(held.get(server, 0.0) for server in servers) * served if held else 0.0)
+                + (sum(bytes_by_server.get(server, 0.0) for server in servers) * served if bytes_by_server else 0.0)
                 for workers, share, servers in zip(self.workers, self.shares, self.servers, strict=True)
             ]
         )
@@ -98,14 +98,14 @@ def footprint(
     sum of a gradient and the incoming ones. The memory that workers of a host share for all-reduces is left out: at
     most 4 MB of a message for each of them, and for the sum.
     """
-    found = _of_route(variable, route, touched, workers, servers, 0.0 if touched is None else touched.of(batches))
+    routed = _of_route(variable, route, touched, workers, servers, 0.0 if touched is None else touched.of(batches))
     if batches < 2 or not variable.gradients:
-        return found
-    kept = float(variable.value_bytes)
+        return routed
+    accumulator_bytes = float(variable.value_bytes)
     if variable.has_slices and variable.cls != VariableClass.MIXED:
         looked_up = 0.0 if touched is None else touched.ids
-        kept = (batches - 1) * looked_up * (_KEPT_ID_BYTES + variable.width * variable.dtype_bytes)
-    return replace(found, copied_buffers=found.copied_buffers + kept)
+        accumulator_bytes = (batches - 1) * looked_up * (_KEPT_ID_BYTES + variable.width * variable.dtype_bytes)
+    return replace(routed, copied_buffers=routed.copied_buffers + accumulator_bytes)
 
 
 def _of_route(
@@ -130,7 +130,7 @@ def _of_route(
         return Footprint(spread=values, copied_buffers=buffers, spread_buffers=workers * buffers)
     if route != PS:
         return Footprint(copies=values)
-    held = shares_on_servers(variable, servers)
+    server_bytes = shares_on_servers(variable, servers)
     if variable.cls != VariableClass.SPARSE:
         whole = variable.value_bytes
         return Footprint(
@@ -138,24 +138,26 @@ def _of_route(
             served=values,
             copied_buffers=whole,
             served_buffers=2 * whole,
-            servers=held,
+            servers=server_bytes,
         )
     sent = 8 + variable.sums * of_row
     return Footprint(
         served=values,
         copied_buffers=rows * (of_id + of_row) + pushed * sent,
         served_buffers=(workers + 1) * pushed * sent,
-        servers=held,
+        servers=server_bytes,
     )
 
 
 def shares_on_servers(variable: VariableSpec, servers: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, float], ...]:
     """The share of a variable's rows on each server that stores any."""
-    held: dict[int, float] = {}
+    bytes_by_server: dict[int, float] = {}
     for of_part, part in zip(servers, variable.parts, strict=False):
         for server in of_part:
-            held[server] = held.get(server, 0.0) + part.rows / max(variable.rows, 1) / len(of_part)
-    return tuple(sorted(held.items()))
+            bytes_by_server[server] = bytes_by_server.get(server, 0.0) + part.rows / max(variable.rows, 1) / len(
+                of_part
+            )
+    return tuple(sorted(bytes_by_server.items()))
 
 
 def hosts_of(
@@ -185,13 +187,13 @@ def hosts_of(
             key = (workers, round(owned[host], 12), here[host])
             limit = min(known) - workers * model
             least[key] = min(least.get(key, (limit, host)), (limit, host))
-    found = sorted((host, limit) for limit, host in least.values())
+    limited_hosts = sorted((host, limit) for limit, host in least.values())
     return Hosts(
-        numbers=tuple(host for host, _ in found),
-        limits=tuple(float(limit) for _, limit in found),
-        workers=tuple(layout.hosts[host] for host, _ in found),
-        shares=tuple(owned[host] for host, _ in found),
-        servers=tuple(here[host] for host, _ in found),
+        indices=tuple(host for host, _ in limited_hosts),
+        limits=tuple(float(limit) for _, limit in limited_hosts),
+        workers=tuple(layout.hosts[host] for host, _ in limited_hosts),
+        shares=tuple(owned[host] for host, _ in limited_hosts),
+        servers=tuple(here[host] for host, _ in limited_hosts),
     )
 
 
@@ -206,15 +208,15 @@ def check_fits(hosts: Hosts, takes: Mapping[str, Sequence[NDArray[np.float64]]],
     Raises:
         NotEnoughMemory: some host has not enough memory for the smallest option of every variable.
     """
-    for place, (host, limit) in enumerate(zip(hosts.numbers, hosts.limits, strict=True)):
+    for place, (host, limit) in enumerate(zip(hosts.indices, hosts.limits, strict=True)):
         least = {name: min(float(option[place]) for option in options) for name, options in takes.items()}
         needed = sum(least.values())
         if needed > limit:
             largest = max(sorted(least), key=lambda name: least[name])
-            raise no_room(largest, least[largest], needed, limit, names[host] if names else f"host {host}")
+            raise make_memory_error(largest, least[largest], needed, limit, names[host] if names else f"host {host}")
 
 
-def no_room(variable: str, its_bytes: float, needed: float, limit: float, where: str) -> NotEnoughMemory:
+def make_memory_error(variable: str, its_bytes: float, needed: float, limit: float, where: str) -> NotEnoughMemory:
     """The error of a host that is too small."""
     return NotEnoughMemory(
         f"Not enough memory on {where}: the variables need at least {bytes_text(round(needed))} ({round(needed)} "
@@ -224,14 +226,14 @@ def no_room(variable: str, its_bytes: float, needed: float, limit: float, where:
     )
 
 
-def of_processes(
+def list_process_memory(
     layout: Layout, shares: Shares, footprints: Sequence[Footprint], model_bytes: int
 ) -> tuple[ProcessMemory, ...]:
     """The memory of every process, workers first."""
     copies, spread, copied, spread_buffers = (
         sum(getattr(f, field) for f in footprints) for field in ("copies", "spread", "copied_buffers", "spread_buffers")
     )
-    found = [
+    workers_memory = [
         ProcessMemory(
             "worker", rank, host, round(copies + share * spread), round(copied + share * spread_buffers), model_bytes
         )
@@ -243,7 +245,7 @@ def of_processes(
             values[server] += share * one.served
             buffers[server] += share * one.served_buffers
     used = any(one.servers for one in footprints)
-    return tuple(found) + tuple(
+    return tuple(workers_memory) + tuple(
         ProcessMemory("server", number, host, round(values[number]), round(buffers[number]), 0)
         for number, host in enumerate(layout.servers)
         if used

@@ -63,18 +63,18 @@ class RouteChoice:
         return self.cost if self.is_possible else replace(self.cost, note=f"impossible: {self.why_not}")
 
 
-def why_on_servers(variable: VariableSpec, layout: Layout, constraints: PlanConstraints) -> str:
+def explain_servers(variable: VariableSpec, layout: Layout, constraints: PlanConstraints) -> str:
     """Why a variable goes to servers although no route was requested by name; empty when it does not."""
     if not constraints.synchronous:
         return "asynchronous training"
     if constraints.run_option == "PS":
         return "run option PS"
-    if layout.has_hosts_for_servers and by_row(variable):
+    if layout.has_hosts_for_servers and is_by_row(variable):
         return "some hosts run servers only"
     return ""
 
 
-def by_row(variable: VariableSpec) -> bool:
+def is_by_row(variable: VariableSpec) -> bool:
     """Whether rows of a variable are looked up individually, so that no worker needs all of it."""
     return variable.cls == VariableClass.SPARSE
 
@@ -114,7 +114,7 @@ def _servers_option(
     variable: VariableSpec, layout: Layout, constraints: PlanConstraints, rows: StepRows | None
 ) -> RouteChoice:
     has_fronts = constraints.synchronous and bool(server_proxies(layout.host_by_rank, layout.servers))
-    cost = ps_cost(variable, layout.num_workers, rows, by_row(variable), has_fronts, constraints.wire_dtype)
+    cost = ps_cost(variable, layout.num_workers, rows, is_by_row(variable), has_fronts, constraints.wire_dtype)
     why = ""
     if constraints.run_option == "MPI":
         why = "run option MPI starts no servers"
@@ -131,14 +131,14 @@ def _servers_option(
     return RouteChoice(RouteCost(PS, cost.sent_bytes, cost.rounds) if why else cost, why or None)
 
 
-def cheapest(
+def choose_cheapest(
     variable: VariableSpec, options: Sequence[RouteCost], allowed: Sequence[str], touched: int | None
 ) -> tuple[RouteCost, str]:
     """The allowed route with the fewest bytes, and why; servers are not compared."""
     can = [option for option in options if option.route in allowed and option.route != PS]
     if options[0].route == NO_ROUTE:
-        own = variable.cls == VariableClass.LOCAL
-        return options[0], ("each worker keeps its own") if own else "no gradient: equal on all workers"
+        is_local = variable.cls == VariableClass.LOCAL
+        return options[0], ("each worker keeps its own") if is_local else "no gradient: equal on all workers"
     if len(can) == 1:
         return can[0], f"the only route for a {variable.cls.value} gradient"
     unknown = [option for option in can if option.sent_bytes is None]
@@ -158,22 +158,24 @@ def _nearly_equal(option: RouteCost, best: RouteCost) -> bool:
     return 50 * (option.sent_bytes or 0) <= 51 * (best.sent_bytes or 0)
 
 
-def wanted_option(variable: VariableSpec, options: list[RouteChoice], wanted: str) -> RouteChoice:
+def find_requested_option(variable: VariableSpec, options: list[RouteChoice], requested: str) -> RouteChoice:
     """The route that was requested.
 
     Raises:
         PlanError: it is impossible.
     """
-    if wanted not in ROUTES:
-        raise PlanError(f"The route of variable {variable.name!r} must be one of {', '.join(ROUTES)}, got {wanted!r}.")
+    if requested not in ROUTES:
+        raise PlanError(
+            f"The route of variable {variable.name!r} must be one of {', '.join(ROUTES)}, got {requested!r}."
+        )
     for option in options:
-        if option.route == wanted:
+        if option.route == requested:
             if option.is_possible:
                 return option
             raise PlanError(
-                f"Variable {variable.name!r} cannot take route {wanted}: {option.why_not}. Possible routes: "
+                f"Variable {variable.name!r} cannot take route {requested}: {option.why_not}. Possible routes: "
                 f"{', '.join(o.route for o in options if o.is_possible)}."
             )
     raise PlanError(
-        f"Variable {variable.name!r} cannot take route {wanted}: it has no gradient. Remove it from routes."
+        f"Variable {variable.name!r} cannot take route {requested}: it has no gradient. Remove it from routes."
     )

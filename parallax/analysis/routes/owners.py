@@ -48,13 +48,13 @@ class Shares:
         """
         if len(set(self.slots)) == 1:
             return ()
-        total, gained, found = sum(self.slots), [0] * len(self.slots), []
+        total, gained, owners = sum(self.slots), [0] * len(self.slots), []
         for _ in range(total):
             gained = [have + slots for have, slots in zip(gained, self.slots, strict=True)]
             owner = max(range(len(gained)), key=lambda worker: (gained[worker], -worker))
             gained[owner] -= total
-            found.append(owner)
-        return tuple(found)
+            owners.append(owner)
+        return tuple(owners)
 
     @property
     def ownership(self) -> Ownership:
@@ -93,13 +93,13 @@ def kinds_of(layout: Layout, cluster: ClusterProfile) -> VariableKinds:
         for host, workers in enumerate(layout.hosts)
         if workers
     }
-    found: list[float] = []
+    kind_rates: list[float] = []
     kind: dict[int, int] = {}
     for host, rate in sorted(rates.items(), key=lambda item: (-item[1], item[0])):
-        if not found or rate < found[-1] * (1 - noise):
-            found.append(rate)
-        kind[host] = len(found) - 1
-    return VariableKinds(tuple(kind.get(host) for host in range(len(layout.hosts))), tuple(found))
+        if not kind_rates or rate < kind_rates[-1] * (1 - noise):
+            kind_rates.append(rate)
+        kind[host] = len(kind_rates) - 1
+    return VariableKinds(tuple(kind.get(host) for host in range(len(layout.hosts))), tuple(kind_rates))
 
 
 def shares_of(layout: Layout, kinds: VariableKinds, slots: tuple[int, ...]) -> Shares:

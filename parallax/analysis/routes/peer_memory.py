@@ -34,7 +34,7 @@ class PeerMemoryCost:
 
 
 def peer_memory_cost(
-    plan: Plan, spec: GraphSpec, lazy: Collection[str], steps: int, alone: Collection[str] = ()
+    plan: Plan, spec: GraphSpec, lazy: Collection[str], steps: int, unreplicated: Collection[str] = ()
 ) -> PeerMemoryCost:
     """The cost of a plan.
 
@@ -43,7 +43,7 @@ def peer_memory_cost(
         spec: its spec.
         lazy: tables whose untouched rows change too.
         steps: the number of steps from one set to the next.
-        alone: tables whose rows are each on their owner's host only.
+        unreplicated: tables whose rows are each on their owner's host only.
 
     Raises:
         PlanError: when servers store a variable.
@@ -54,13 +54,13 @@ def peer_memory_cost(
             'run_option="MPI" with synchronous training, or write checkpoints to a folder (CheckPointConfig.ckpt_dir).'
         )
     hosts = sum(workers > 0 for workers in plan.hosts)
-    sent = tables = alike = 0
+    sent = tables = replicated_bytes = 0
     for variable in spec.variables:
         planned, row_count = plan.variable(variable.name), max(variable.rows, 1)
         whole = variable.value_bytes + variable.slots_bytes
         row_bytes = whole // row_count
         if not planned.owner_rows:
-            alike += whole
+            replicated_bytes += whole
             continue
         owned = max(planned.owner_rows)
         touched = owned
@@ -68,8 +68,8 @@ def peer_memory_cost(
             touched = min(owned, planned.touched_rows * plan.accumulate_steps * steps)
         has_base = variable.name not in lazy
         of_set = touched * row_bytes + (touched * _NUMBER_BYTES if has_base else 0)
-        is_sent = hosts > 1 and variable.name not in alone
+        is_sent = hosts > 1 and variable.name not in unreplicated
         sent += of_set if is_sent else 0
         of_owner = _SETS * of_set + (owned * row_bytes if has_base else 0)
         tables += of_owner * (2 if is_sent else 1)
-    return PeerMemoryCost(sent, max(plan.hosts) * tables + _SETS * alike)
+    return PeerMemoryCost(sent, max(plan.hosts) * tables + _SETS * replicated_bytes)

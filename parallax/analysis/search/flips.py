@@ -55,7 +55,7 @@ class _Change:
     after: Picks
 
 
-def flips_of(setting: Setting, routed: RoutedVariables, seconds: dict[str, float]) -> dict[str, tuple[Flip, ...]]:
+def find_flips(setting: Setting, routed: RoutedVariables, seconds: dict[str, float]) -> dict[str, tuple[Flip, ...]]:
     """For variables with a choice, the values at which another route is chosen.
 
     Args:
@@ -68,19 +68,21 @@ def flips_of(setting: Setting, routed: RoutedVariables, seconds: dict[str, float
     able = sorted(able, key=lambda n: (-seconds[problem.names[n]], problem.names[n]))[:MOST_VARIABLES]
     columns = sum(len(options) for options in problem.options if len(options) > 1)
     totals = problem.totals(picks)
-    taken = sum((o[p].memory for o, p in zip(problem.options, picks, strict=True)), np.zeros(len(problem.hosts.limits)))
+    used_bytes = sum(
+        (o[p].memory for o, p in zip(problem.options, picks, strict=True)), np.zeros(len(problem.hosts.limits))
+    )
     whole = None
-    found: dict[str, tuple[Flip, ...]] = {}
+    flips_by_variable: dict[str, tuple[Flip, ...]] = {}
     for number in able:
         if columns <= REPLANNED:
             view = _View(problem, picks, number)
             links = whole = whole or _links(view)
         else:
-            view = _beside_others(problem, picks, number, totals, taken)
+            view = _isolate_variable(problem, picks, number, totals, used_bytes)
             links = _links(view)
         flips = [*_link_flips(setting, view, links), *_touched_flips(setting, view, setting.candidates[number])]
-        found[problem.names[number]] = tuple(flips)
-    return found
+        flips_by_variable[problem.names[number]] = tuple(flips)
+    return flips_by_variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +98,19 @@ class _View:
         return self.problem.options[self.place][picks[self.place]].route
 
 
-def _beside_others(problem: Problem, picks: Picks, number: int, totals: Totals, taken: Floats) -> _View:
+def _isolate_variable(problem: Problem, picks: Picks, number: int, totals: Totals, used_bytes: Floats) -> _View:
     """A variable, and all others combined into one without a choice."""
-    own = problem.options[number][picks[number]]
-    charges = tuple(k for k, users in totals.users.items() if users - (k in own.charges) > 0)
+    chosen = problem.options[number][picks[number]]
+    charges = tuple(k for k, users in totals.users.items() if users - (k in chosen.charges) > 0)
     others = RouteOption(
         "others",
         (),
-        totals.beside - own.beside,
-        totals.link - own.link,
-        totals.waits - own.waits,
+        totals.extra_s - chosen.extra_s,
+        totals.link - chosen.link,
+        totals.waits - chosen.waits,
         charges,
-        np.zeros_like(own.link_bytes),
-        taken - own.memory,
+        np.zeros_like(chosen.link_bytes),
+        used_bytes - chosen.memory,
     )
     two = replace(problem, names=("", problem.names[number]), options=((others,), problem.options[number]))
     return _View(two, (0, picks[number]), 1)
@@ -124,12 +126,12 @@ def _link_flips(setting: Setting, view: _View, along: tuple[list[_Change], list[
     if len(setting.layout.hosts) < 2:
         return []
     slowest = min(min(host.out_bytes_per_s, host.in_bytes_per_s) for host in setting.cluster.hosts)
-    found = []
+    flips = []
     for changes, above in zip(along, (True, False), strict=True):
         change = _first(view, changes)
         if change is not None and change.at > 0:
-            found.append(Flip(LINK, slowest / change.at, above, view.route(change.after)))
-    return found
+            flips.append(Flip(LINK, slowest / change.at, above, view.route(change.after)))
+    return flips
 
 
 def _touched_flips(setting: Setting, view: _View, candidate: Candidate) -> list[Flip]:
@@ -144,12 +146,12 @@ def _touched_flips(setting: Setting, view: _View, candidate: Candidate) -> list[
         return known[rows]
 
     along = _Range(lambda rows: solve(at(rows)).picks, lambda of, rows: at(rows).step_seconds(of))
-    found = []
+    flips = []
     for end, above in ((float(touched.rows), True), (1.0, False)):
         change = _first(view, _changes(along, view.picks, touched.one, end))
         if change is not None:
-            found.append(Flip(TOUCHED, change.at, above, view.route(change.after)))
-    return found
+            flips.append(Flip(TOUCHED, change.at, above, view.route(change.after)))
+    return flips
 
 
 def _changes(along: _Range, now: Picks, start: float, end: float) -> list[_Change]:

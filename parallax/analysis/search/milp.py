@@ -27,7 +27,7 @@ import numpy as np
 
 from parallax.analysis.search.problem import Problem, best_of, count_of
 from parallax.analysis.timing.pricing import AFTER, BEFORE, FULL, LEFT, NEW_VALUES, PHASES, Charge, Floats, RouteOption
-from parallax.analysis.timing.step_time import phases_of, step_of
+from parallax.analysis.timing.step_time import compute_phases, step_of
 from parallax.base.errors import NotEnoughMemory
 from parallax.base.types import Array
 from parallax.report.text import bytes_text
@@ -71,32 +71,32 @@ def solve(problem: Problem, slowness: float = 1.0) -> Solution:
     Raises:
         NotEnoughMemory: nothing fits into memory.
     """
-    first = [min(range(len(o)), key=lambda i: (_alone(problem, o[i], slowness), i)) for o in problem.options]
+    first = [min(range(len(o)), key=lambda i: (_price_isolated(problem, o[i], slowness), i)) for o in problem.options]
     first = _settle(problem, first, slowness)
     known_s = problem.step_seconds(first, slowness) if problem.fits(first) else None
-    kept = _that_may_be_best(problem, known_s, slowness)
-    fixed_s = problem.given.session_s + problem.given.compute_s
-    if known_s is not None and all(len(of) == 1 for of in kept):
-        return Solution(tuple(of[0] for of in kept), known_s, known_s)
+    remaining = _drop_dominated(problem, known_s, slowness)
+    fixed_s = problem.load.session_s + problem.load.compute_s
+    if known_s is not None and all(len(of) == 1 for of in remaining):
+        return Solution(tuple(of[0] for of in remaining), known_s, known_s)
     small = replace(
         problem,
-        options=tuple(tuple(options[o] for o in of) for options, of in zip(problem.options, kept, strict=True)),
+        options=tuple(tuple(options[o] for o in of) for options, of in zip(problem.options, remaining, strict=True)),
     )
     if count_of(small) <= ENUMERATED:
         best = best_of(small, slowness)
         if best is None:
             raise _no_room(problem)
-        picks = _settle(problem, [of[p] for of, p in zip(kept, best, strict=True)], slowness)
+        picks = _settle(problem, [of[p] for of, p in zip(remaining, best, strict=True)], slowness)
         step_s = problem.step_seconds(picks, slowness)
         return Solution(tuple(picks), step_s, step_s)
     unit = _SCALE / max((known_s or problem.step_seconds(first, slowness)) - fixed_s, 1e-9)
-    found = _Program(small, _classes(small), unit, slowness).solve(
+    optimum = _Program(small, _classes(small), unit, slowness).solve(
         LARGE_NODES if small.columns > LARGE else EXACT_NODES
     )
-    if found is None:
+    if optimum is None:
         raise _no_room(problem)
-    picked, bound = found
-    picks = _settle(problem, [of[p] for of, p in zip(kept, picked, strict=True)], slowness)
+    picked, bound = optimum
+    picks = _settle(problem, [of[p] for of, p in zip(remaining, picked, strict=True)], slowness)
     step_s = problem.step_seconds(picks, slowness)
     bound_s = min(step_s, bound / unit + fixed_s)
     if step_s - bound_s <= 1e-7 * max(step_s - fixed_s, 0.0):  # the solver's own tolerance
@@ -110,10 +110,10 @@ def _no_room(problem: Problem) -> NotEnoughMemory:
     needed, limits = least.sum(axis=0), np.array(problem.hosts.limits)
     place = int(np.argmax(needed - limits))
     largest = int(np.argmax(least[:, place]))
-    taken, its, free = (bytes_text(round(n)) for n in (needed[place], least[largest, place], limits[place]))
+    need_text, its, free = (bytes_text(round(n)) for n in (needed[place], least[largest, place], limits[place]))
     return NotEnoughMemory(
-        f"No choice of routes fits the memory of all hosts at once: on host {problem.hosts.numbers[place]} the "
-        f"variables need at least {taken}, of which {problem.names[largest]} takes {its}, but only {free} are free "
+        f"No choice of routes fits the memory of all hosts at once: on host {problem.hosts.indices[place]} the "
+        f"variables need at least {need_text}, of which {problem.names[largest]} takes {its}, but only {free} are free "
         "for them, and the choices that take least there take too much elsewhere or together. Add hosts, or prescribe "
         "fewer routes by name."
     )
@@ -122,17 +122,17 @@ def _no_room(problem: Problem) -> NotEnoughMemory:
 def least_seconds(problem: Problem, slowness: float = 1.0) -> float:
     """A lower bound of every choice: each load and wait is minimal over the options, and no round is shared."""
     loads, waits = _least(problem, slowness)
-    return step_of(phases_of(waits, loads), problem.given)
+    return step_of(compute_phases(waits, loads), problem.load)
 
 
 def _least(problem: Problem, slowness: float) -> tuple[Floats, Floats]:
     """The sum over the variables of the minimum load of each end, and of the minimum wait of each waiting process."""
-    loads = sum(np.min([o.beside + slowness * o.link for o in options], axis=0) for options in problem.options)
+    loads = sum(np.min([o.extra_s + slowness * o.link for o in options], axis=0) for options in problem.options)
     waits = sum(np.min([o.waits for o in options], axis=0) for options in problem.options)
     return np.asarray(loads), np.asarray(waits)
 
 
-def _that_may_be_best(problem: Problem, known_s: float | None, slowness: float) -> list[list[int]]:
+def _drop_dominated(problem: Problem, known_s: float | None, slowness: float) -> list[list[int]]:
     """The options of each variable without those that make any step longer than a known one.
 
     With one option fixed and every other load and wait minimal, the step is at least that of their sum.
@@ -141,32 +141,32 @@ def _that_may_be_best(problem: Problem, known_s: float | None, slowness: float) 
     if known_s is None or not problem.options:
         return everything
     loads, waits = _least(problem, slowness)
-    kept = []
+    remaining = []
     for of, options in zip(everything, problem.options, strict=True):
         if len(of) == 1:
-            kept.append(of)
+            remaining.append(of)
             continue
-        priced = [o.beside + slowness * o.link for o in options]
+        priced = [o.extra_s + slowness * o.link for o in options]
         others, waiting = loads - np.min(priced, axis=0), waits - np.min([o.waits for o in options], axis=0)
         may = []
         for number, option in enumerate(options):
             charged = sum((problem.pricing.charges[k] for k in option.charges), np.zeros_like(option.waits))
-            phases = phases_of(waiting + option.waits + charged, others + priced[number])
-            if step_of(phases, problem.given) <= known_s * (1 + _NOTHING):
+            phases = compute_phases(waiting + option.waits + charged, others + priced[number])
+            if step_of(phases, problem.load) <= known_s * (1 + _NOTHING):
                 may.append(number)
-        kept.append(may)
-    return kept
+        remaining.append(may)
+    return remaining
 
 
 def _classes(problem: Problem) -> list[list[int]]:
     """The variables with equal costs for all options."""
-    found: dict[tuple[object, ...], list[int]] = {}
+    classes: dict[tuple[object, ...], list[int]] = {}
     for number, options in enumerate(problem.options):
         key = tuple(
-            (o.beside.tobytes(), o.link.tobytes(), o.waits.tobytes(), o.charges, o.memory.tobytes()) for o in options
+            (o.extra_s.tobytes(), o.link.tobytes(), o.waits.tobytes(), o.charges, o.memory.tobytes()) for o in options
         )
-        found.setdefault(key, []).append(number)
-    return list(found.values())
+        classes.setdefault(key, []).append(number)
+    return list(classes.values())
 
 
 class _Program:
@@ -252,7 +252,7 @@ class _Program:
             self._row(columns, np.ones(len(columns)), len(members), len(members))
 
     def _loads(self, unit: float, slowness: float) -> None:
-        loads = np.stack([unit * (o.beside + slowness * o.link) for o in self.options])
+        loads = np.stack([unit * (o.extra_s + slowness * o.link) for o in self.options])
         for busy, (part, phase) in enumerate(np.ndindex(2, len(PHASES)), self.first_busy):
             seen = set()
             for end in range(loads.shape[-1]):
@@ -289,14 +289,14 @@ class _Program:
 
     def _after(self, unit: float) -> None:
         parts = [self.first_phase + phase for phase in AFTER]
-        hidden = unit * self.problem.given.overlap_s
+        hidden = unit * self.problem.load.overlap_s
         self._row([*parts, self.after], [*([1.0] * len(parts)), -1.0], -np.inf, hidden)
 
     def _memory(self) -> None:
         for place, limit in enumerate(self.problem.hosts.limits):
-            taken = np.array([option.memory[place] for option in self.options])
-            (used,) = np.nonzero(taken)
-            self._row(used, taken[used] / max(limit, 1.0), -np.inf, 1.0 if limit > 0 else 0.0)
+            used_bytes = np.array([option.memory[place] for option in self.options])
+            (used,) = np.nonzero(used_bytes)
+            self._row(used, used_bytes[used] / max(limit, 1.0), -np.inf, 1.0 if limit > 0 else 0.0)
 
 
 def _settle(problem: Problem, picks: list[int], slowness: float) -> list[int]:
@@ -304,8 +304,8 @@ def _settle(problem: Problem, picks: list[int], slowness: float) -> list[int]:
     picks = list(picks)
     totals = problem.totals(picks)
     limits = np.array(problem.hosts.limits)
-    taken = sum((o[p].memory for o, p in zip(problem.options, picks, strict=True)), np.zeros(len(limits)))
-    step_s = totals.step_seconds(problem.given, slowness)
+    used_bytes = sum((o[p].memory for o, p in zip(problem.options, picks, strict=True)), np.zeros(len(limits)))
+    step_s = totals.step_seconds(problem.load, slowness)
     for _ in range(len(picks) if problem.columns <= LARGE else 1):
         changed = False
         for number, options in enumerate(problem.options):
@@ -313,18 +313,19 @@ def _settle(problem: Problem, picks: list[int], slowness: float) -> list[int]:
                 now = options[picks[number]]
                 if other == picks[number]:
                     continue
-                more = taken - now.memory + options[other].memory
-                if len(limits) and np.any(more > limits) and np.any(more > taken):
+                more = used_bytes - now.memory + options[other].memory
+                if len(limits) and np.any(more > limits) and np.any(more > used_bytes):
                     continue
                 totals.remove(now)
                 totals.add(options[other])
-                other_s = totals.step_seconds(problem.given, slowness)
+                other_s = totals.step_seconds(problem.load, slowness)
                 least = _NOTHING * step_s
                 ties = abs(other_s - step_s) <= least
                 if other_s < step_s - least or (
-                    ties and _alone(problem, options[other], slowness) < _alone(problem, now, slowness)
+                    ties
+                    and _price_isolated(problem, options[other], slowness) < _price_isolated(problem, now, slowness)
                 ):
-                    picks[number], step_s, taken, changed = other, other_s, more, True
+                    picks[number], step_s, used_bytes, changed = other, other_s, more, True
                 else:
                     totals.remove(options[other])
                     totals.add(now)
@@ -333,8 +334,8 @@ def _settle(problem: Problem, picks: list[int], slowness: float) -> list[int]:
     return picks
 
 
-def _alone(problem: Problem, option: RouteOption, slowness: float) -> tuple[float, ...]:
+def _price_isolated(problem: Problem, option: RouteOption, slowness: float) -> tuple[float, ...]:
     """The isolated cost of an option, to break ties between equal steps; then the bytes it sends."""
     waits = option.waits + sum((problem.pricing.charges[k] for k in option.charges), np.zeros_like(option.waits))
-    seconds = phases_of(waits, option.beside + slowness * option.link).sum()
+    seconds = compute_phases(waits, option.extra_s + slowness * option.link).sum()
     return (round(float(seconds), 15), float(option.link_bytes.sum()), len(option.charges))

@@ -8,7 +8,7 @@ import numpy as np
 
 from parallax.analysis.routes.candidates import (
     Candidate,
-    on_their_servers,
+    place_on_servers,
     plan_of,
     planned_by_rule,
     rejected_by_bytes,
@@ -16,7 +16,7 @@ from parallax.analysis.routes.candidates import (
 )
 from parallax.analysis.routes.owners import Shares
 from parallax.analysis.routes.placement import place
-from parallax.analysis.search.flips import flips_of
+from parallax.analysis.search.flips import find_flips
 from parallax.analysis.search.route_all import RoutedVariables, Setting, price, route_all, setting_of
 from parallax.analysis.timing.pricing import FULL, PHASES, Pricing, RouteOption
 from parallax.analysis.timing.step_time import StepLoad, Totals, timeline
@@ -49,7 +49,7 @@ def timed_plan(
     costs = _Costs(setting, routed, totals)
     rest = [planned_by_rule(c, layout) for c in candidates if not c.is_priced]
     planned = {p.name: p for p in rest} | {c.variable.name: costs.plan_variable(c) for c in setting.candidates}
-    flips = flips_of(setting, routed, {n: planned[n].cost.seconds or 0.0 for n in routed.problem.names})
+    flips = find_flips(setting, routed, {n: planned[n].cost.seconds or 0.0 for n in routed.problem.names})
     planned = {name: replace(p, flips=flips.get(name, ())) for name, p in planned.items()}
     places = _places_by_rule(setting, rest, spec)
     options, variables = routed.options, []
@@ -57,7 +57,7 @@ def timed_plan(
         name = candidate.variable.name
         option = options.get(name)
         placed = places.get(name, ()) if option is None else option.servers
-        variables.append(on_their_servers(candidate.variable, planned[name], placed, len(layout.servers)))
+        variables.append(place_on_servers(candidate.variable, planned[name], placed, len(layout.servers)))
     unknown = [p.name for p in rest if p.cost.sent_bytes is None]
     missing = (f"predicted times exclude {', '.join(unknown)}, whose touched rows are unknown",) if unknown else ()
     plan = plan_of(spec, layout, constraints, tuple(variables), (*routed.notes, *missing))
@@ -65,11 +65,11 @@ def timed_plan(
 
 
 def _prediction(routed: RoutedVariables, totals: Totals) -> Prediction:
-    given, step_s, bound_s = routed.problem.given, routed.solution.step_s, routed.solution.bound_s
+    load, step_s, bound_s = routed.problem.load, routed.solution.step_s, routed.solution.bound_s
     return Prediction(
         step_s=step_s,
-        has_compute=given.has_compute,
-        phases=timeline(totals, given),
+        has_compute=load.has_compute,
+        phases=timeline(totals, load),
         loads=_loads(routed),
         lower_bound_s=bound_s,
         gap=(step_s - bound_s) / step_s if step_s > 0 else 0.0,
@@ -104,7 +104,7 @@ class _Costs:
 
     def __init__(self, setting: Setting, routed: RoutedVariables, totals: Totals) -> None:
         self.setting, self.routed, self.totals = setting, routed, totals
-        self.given: StepLoad = routed.problem.given
+        self.load: StepLoad = routed.problem.load
         self.pricing: Pricing = routed.problem.pricing
         self.hosts = routed.problem.hosts
         self.number = {name: number for number, name in enumerate(routed.problem.names)}
@@ -118,16 +118,20 @@ class _Costs:
         options = self.routed.problem.options[number]
         chosen = options[self.routed.solution.picks[number]]
         self.totals.remove(chosen)
-        without_s = self.totals.step_seconds(self.given)
-        found = [self._with(candidate, cost, options, chosen, without_s) for cost in candidate.costs]
+        without_s = self.totals.step_seconds(self.load)
+        priced = [self._with(candidate, cost, options, chosen, without_s) for cost in candidate.costs]
         self.totals.add(chosen)
-        own = next(cost for cost, _ in found if cost.route == chosen.route)
-        others = [(cost, fits) for cost, fits in found if cost.route != chosen.route]
-        rejected = tuple(self._reject(candidate, cost, own, fits) for cost, fits in others)
+        chosen_cost = next(cost for cost, _ in priced if cost.route == chosen.route)
+        others = [(cost, fits) for cost, fits in priced if cost.route != chosen.route]
+        rejected = tuple(self._reject(candidate, cost, chosen_cost, fits) for cost, fits in others)
         able = [c for c, fits in others if c.seconds is not None and c.route in candidate.allowed and fits]
         second = min(able, key=lambda c: (c.seconds or 0.0, c.rounds), default=None)
-        runner_up = None if second is None else RunnerUp(second.route, (second.seconds or 0.0) - (own.seconds or 0.0))
-        planned = variable_plan(candidate, own, self._reason(candidate, runner_up), rejected, self.routed.shares)
+        runner_up = (
+            None if second is None else RunnerUp(second.route, (second.seconds or 0.0) - (chosen_cost.seconds or 0.0))
+        )
+        planned = variable_plan(
+            candidate, chosen_cost, self._reason(candidate, runner_up), rejected, self.routed.shares
+        )
         return replace(planned, runner_up=runner_up)
 
     def _with(
@@ -159,38 +163,38 @@ class _Costs:
 
     def _add_seconds(self, cost: RouteCost, option: RouteOption, without_s: float) -> RouteCost:
         self.totals.add(option)
-        seconds = self.totals.step_seconds(self.given) - without_s
+        seconds = self.totals.step_seconds(self.load) - without_s
         self.totals.remove(option)
         seconds = 0.0 if abs(seconds) <= _EQUAL * without_s else seconds
         return replace(cost, seconds=seconds, terms=self._terms(option))
 
     def _terms(self, option: RouteOption) -> tuple[CostTerm, ...]:
         """The isolated cost of an option, phase by phase, at its own busiest end."""
-        found = []
+        cost_terms = []
         waits, on_link = option.waits[FULL].copy(), option.link[FULL]
         for charge in option.charges:
             waits += self.pricing.charges[charge][FULL]
         for phase, name in enumerate(PHASES):
             rounds_s = float(waits[phase].max())
             if rounds_s > 0:
-                found.append(CostTerm(name, "rounds", rounds_s))
-            end = int((option.beside[phase] + on_link[phase]).argmax())
+                cost_terms.append(CostTerm(name, "rounds", rounds_s))
+            end = int((option.extra_s[phase] + on_link[phase]).argmax())
             moved = round(float(option.link_bytes[phase, end]))
-            for what, seconds in (("link", on_link[phase, end]), ("beside", option.beside[phase, end])):
+            for what, seconds in (("link", on_link[phase, end]), ("beside", option.extra_s[phase, end])):
                 if seconds > 0:
-                    found.append(CostTerm(name, what, float(seconds), moved))
-        return tuple(found)
+                    cost_terms.append(CostTerm(name, what, float(seconds), moved))
+        return tuple(cost_terms)
 
-    def _reject(self, candidate: Candidate, cost: RouteCost, own: RouteCost, fits: bool) -> RouteCost:
+    def _reject(self, candidate: Candidate, cost: RouteCost, chosen_cost: RouteCost, fits: bool) -> RouteCost:
         if cost.note:
             return cost
         if cost.seconds is None:
             lacking = self.pricing.topology.missing(cost.route)
             note = f"not measured: {' and '.join(lacking)}" if lacking else "not compared"
-            return replace(rejected_by_bytes(cost, own), note=note)
+            return replace(rejected_by_bytes(cost, chosen_cost), note=note)
         if not fits:
             return replace(cost, note="does not fit into memory")
-        more_s = cost.seconds - (own.seconds or 0.0)
+        more_s = cost.seconds - (chosen_cost.seconds or 0.0)
         if cost.route not in candidate.allowed:
             return replace(cost, note=f"{1e3 * more_s:+.3g} ms a step")
         return replace(cost, note=f"{1e3 * more_s:+.3g} ms a step" if more_s > 0 else "no shorter step")

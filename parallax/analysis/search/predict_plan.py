@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from parallax.analysis.routes.candidates import Candidate, candidates_of
+from parallax.analysis.routes.candidates import Candidate, list_candidates
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.analysis.search.route_all import problem_of, setting_of
 from parallax.cluster.plan_inputs import PlanInputs
@@ -35,7 +35,7 @@ def step_seconds(
     if measured.cluster is None or not plan.synchronous:
         return None
     free = replace(constraints, routes={}, partitions={})
-    candidates = [_as_planned(c, plan) for c in candidates_of(spec, layout, free, measured)]
+    candidates = [_as_planned(c, plan) for c in list_candidates(spec, layout, free, measured)]
     setting, _ = setting_of(candidates, layout, free, measured, measured.cluster)
     if not all(candidate.allowed for candidate in setting.candidates):
         return None

@@ -13,7 +13,7 @@ import numpy as np
 
 from parallax.analysis.routes.memory import Hosts
 from parallax.analysis.timing.pricing import PHASES, Floats, Pricing, RouteOption
-from parallax.analysis.timing.step_time import StepLoad, Totals, phases_of, steps_of
+from parallax.analysis.timing.step_time import StepLoad, Totals, compute_phases, steps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class Problem:
         names: of the variables, sorted.
         options: of each variable, at least one.
         pricing: the pricing by which they were made.
-        given: the fixed part of a step.
+        load: the fixed part of a step.
         hosts: the hosts that limit memory, in the order of `RouteOption.memory`.
     """
 
     names: tuple[str, ...]
     options: tuple[tuple[RouteOption, ...], ...]
     pricing: Pricing
-    given: StepLoad
+    load: StepLoad
     hosts: Hosts
 
     @property
@@ -41,19 +41,21 @@ class Problem:
 
     def totals(self, picks: Sequence[int]) -> Totals:
         """The sum of the picked options."""
-        found = Totals(self.pricing)
+        sums = Totals(self.pricing)
         for options, pick in zip(self.options, picks, strict=True):
-            found.add(options[pick])
-        return found
+            sums.add(options[pick])
+        return sums
 
     def step_seconds(self, picks: Sequence[int], slowness: float = 1.0) -> float:
         """The predicted step with the picked options."""
-        return self.totals(picks).step_seconds(self.given, slowness)
+        return self.totals(picks).step_seconds(self.load, slowness)
 
     def fits(self, picks: Sequence[int]) -> bool:
         """Whether the picked options leave enough memory everywhere."""
-        taken = sum((o[p].memory for o, p in zip(self.options, picks, strict=True)), np.zeros(len(self.hosts.limits)))
-        return bool(np.all(taken <= np.array(self.hosts.limits)))
+        used_bytes = sum(
+            (o[p].memory for o, p in zip(self.options, picks, strict=True)), np.zeros(len(self.hosts.limits))
+        )
+        return bool(np.all(used_bytes <= np.array(self.hosts.limits)))
 
 
 def count_of(problem: Problem) -> int:
@@ -79,19 +81,19 @@ def all_steps(problem: Problem, slowness: float) -> Floats:
     loads = np.zeros((1, 2, len(PHASES), len(pricing.topology.ends)))
     waits = np.zeros((1, 2, len(PHASES), pricing.who))
     paid = np.zeros((1, len(names)), bool)
-    taken = np.zeros((1, len(problem.hosts.limits)))
+    used_bytes = np.zeros((1, len(problem.hosts.limits)))
     for options in problem.options:
-        loads = _combine(loads, np.stack([o.beside + slowness * o.link for o in options]))
+        loads = _combine(loads, np.stack([o.extra_s + slowness * o.link for o in options]))
         waits = _combine(waits, np.stack([o.waits for o in options]))
-        taken = _combine(taken, np.stack([o.memory for o in options]))
+        used_bytes = _combine(used_bytes, np.stack([o.memory for o in options]))
         pays = np.array([[key in o.charges for key in names] for o in options], bool).reshape(len(options), -1)
         paid = (paid[:, None] | pays[None]).reshape(len(paid) * len(options), len(names))
     for place, key in enumerate(names):
         waits = waits + paid[:, place, None, None, None] * pricing.charges[key]
-    steps = steps_of(phases_of(waits, loads), problem.given)
-    return np.where((taken <= np.array(problem.hosts.limits)).all(axis=1), steps, np.inf)
+    steps = steps_of(compute_phases(waits, loads), problem.load)
+    return np.where((used_bytes <= np.array(problem.hosts.limits)).all(axis=1), steps, np.inf)
 
 
 def _combine(so_far: Floats, of_options: Floats) -> Floats:
-    joined: Floats = (so_far[:, None] + of_options[None]).reshape(len(so_far) * len(of_options), *so_far.shape[1:])
-    return joined
+    combined: Floats = (so_far[:, None] + of_options[None]).reshape(len(so_far) * len(of_options), *so_far.shape[1:])
+    return combined

@@ -28,8 +28,8 @@ from parallax.analysis.routes.placement import partition_count, place
 from parallax.analysis.search.milp import LARGE, Solution, least_seconds, solve
 from parallax.analysis.search.problem import Problem
 from parallax.analysis.timing.pricing import Pricing, RouteOption
-from parallax.analysis.timing.step_time import given_of
-from parallax.analysis.timing.topology import Topology, fabric_of
+from parallax.analysis.timing.step_time import derive_step_load
+from parallax.analysis.timing.topology import Topology, build_topology
 from parallax.base.errors import NotEnoughMemory, PlanError
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import ClusterProfile
@@ -99,7 +99,7 @@ class Setting:
 
     def topology(self, shares: Shares) -> Topology:
         """The topology for which routes are priced."""
-        return fabric_of(self.layout, self.cluster, shares, self.constraints, self.servers)
+        return build_topology(self.layout, self.cluster, shares, self.constraints, self.servers)
 
     def hosts(self, shares: Shares) -> Hosts:
         """The hosts that limit memory."""
@@ -110,7 +110,7 @@ def explain_unmeasured(
     candidates: Sequence[Candidate], layout: Layout, constraints: PlanConstraints, cluster: ClusterProfile
 ) -> str:
     """Why no times can be predicted with a profile: the measurements that it lacks; empty when none is missing."""
-    topology = fabric_of(layout, cluster, equal_shares(layout.num_workers), constraints, False)
+    topology = build_topology(layout, cluster, equal_shares(layout.num_workers), constraints, False)
     for candidate in candidates:
         lacking = [topology.missing(route) for route in candidate.allowed]
         if candidate.is_priced and all(lacking):
@@ -126,18 +126,18 @@ def setting_of(
     cluster: ClusterProfile,
 ) -> tuple[Setting, tuple[str, ...]]:
     """The variables to choose routes for, sorted by name, and notes on options that are not considered."""
-    topology = fabric_of(layout, cluster, equal_shares(layout.num_workers), constraints, False)
+    topology = build_topology(layout, cluster, equal_shares(layout.num_workers), constraints, False)
     priced = sorted((c for c in candidates if c.is_priced), key=lambda c: c.variable.name)
     compares = len(priced) * len(layout.servers) <= SERVERS_COMPARED
-    found, notes = [], []
+    usable, notes = [], []
     for candidate in priced:
         routes = tuple(r for r in candidate.allowed if not topology.missing(r))
         if not compares and len(routes) > 1 and PS in routes:
             routes = tuple(r for r in routes if r != PS)
             notes = ["ps was not compared with other routes: there are too many variables and servers"]
-        found.append(replace(candidate, allowed=routes))
-    places = _places([c for c in found if PS in c.allowed], layout, constraints)
-    return Setting(tuple(found), layout, constraints, measured, cluster, places), tuple(notes)
+        usable.append(replace(candidate, allowed=routes))
+    places = _places([c for c in usable if PS in c.allowed], layout, constraints)
+    return Setting(tuple(usable), layout, constraints, measured, cluster, places), tuple(notes)
 
 
 def problem_of(setting: Setting, shares: Shares) -> Problem:
@@ -146,8 +146,8 @@ def problem_of(setting: Setting, shares: Shares) -> Problem:
     pricing = Pricing(setting.topology(shares), setting.constraints.wire_dtype, setting.constraints.accumulate_steps)
     options = [_options(setting, pricing, hosts, candidate) for candidate in setting.candidates]
     names = tuple(c.variable.name for c in setting.candidates)
-    given = given_of(setting.measured, setting.layout, setting.constraints.accumulate_steps)
-    return Problem(names, tuple(options), pricing, given, hosts)
+    load = derive_step_load(setting.measured, setting.layout, setting.constraints.accumulate_steps)
+    return Problem(names, tuple(options), pricing, load, hosts)
 
 
 def price(
@@ -155,8 +155,8 @@ def price(
 ) -> RouteOption:
     """One route of one variable."""
     workers, batches = setting.layout.num_workers, setting.constraints.accumulate_steps
-    taken = footprint(candidate.variable, route, candidate.touched, workers, servers, batches)
-    return pricing.price(candidate.variable, route, candidate.touched, hosts.bytes_of(taken), servers)
+    memory = footprint(candidate.variable, route, candidate.touched, workers, servers, batches)
+    return pricing.price(candidate.variable, route, candidate.touched, hosts.bytes_of(memory), servers)
 
 
 def _options(setting: Setting, pricing: Pricing, hosts: Hosts, candidate: Candidate) -> tuple[RouteOption, ...]:
@@ -227,12 +227,12 @@ def _search(setting: Setting, kinds: VariableKinds) -> RoutedVariables:
     """Starts with shares equal or by rate; then alternates between routes for the shares and shares for the routes."""
     slots = slots_by_rate(kinds)
     both = (equal_shares(setting.layout.num_workers), shares_of(setting.layout, kinds, slots))
-    found = [routed for routed in (_route(problem_of(setting, shares), shares) for shares in both) if routed]
-    if not found:
+    searched = [routed for routed in (_route(problem_of(setting, shares), shares) for shares in both) if routed]
+    if not searched:
         _check(setting, problem_of(setting, both[0]))
         raise NotEnoughMemory(_NOTHING_FITS)
-    best = min(found, key=lambda routed: routed.solution.step_s)
-    slots = slots if best is not found[0] else (1,) * len(slots)
+    best = min(searched, key=lambda routed: routed.solution.step_s)
+    slots = slots if best is not searched[0] else (1,) * len(slots)
     searches = len(kinds.rates) <= KINDS_SEARCHED and best.problem.columns <= LARGE
     for _ in range(_ROUNDS if searches else 0):
         slots = _better_slots(setting, kinds, slots, best)
@@ -271,9 +271,9 @@ def _better_slots(
     best, best_s = slots, step_s(slots)
     for kind in range(1, len(slots)):
         for level in range(MOST_SLOTS + 1):
-            tried = (*best[:kind], level, *best[kind + 1 :])
-            if (tried_s := step_s(tried)) < best_s * (1 - 1e-9):
-                best, best_s = tried, tried_s
+            candidate_slots = (*best[:kind], level, *best[kind + 1 :])
+            if (tried_s := step_s(candidate_slots)) < best_s * (1 - 1e-9):
+                best, best_s = candidate_slots, tried_s
     return best
 
 
@@ -312,14 +312,14 @@ def _places(
     free = [v for v in variables if v.name not in constraints.partitions and len(v.parts) == 1]
     if len(free) * (2**number - 1) > PLACES_COMPARED:
         free = []
-    found: dict[str, tuple[Servers, ...]] = {}
+    places_by_variable: dict[str, tuple[Servers, ...]] = {}
     for variable in variables:
-        found[variable.name] = (ruled[variable.name],)
+        places_by_variable[variable.name] = (ruled[variable.name],)
         if variable in free:
             most = partition_count(variable, 0, number, None) if not variable.shape else min(number, variable.rows)
             sets = (s for size in range(1, most + 1) for s in itertools.combinations(range(number), size))
-            found[variable.name] = tuple((s,) for s in sets)
-    return found
+            places_by_variable[variable.name] = tuple((s,) for s in sets)
+    return places_by_variable
 
 
 def _all_places(setting: Setting) -> bool:

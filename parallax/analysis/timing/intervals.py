@@ -10,15 +10,15 @@ Interval = tuple[float, float]
 
 def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
     """The union of intervals, with gaps up to `gap` closed; empty ones are left out."""
-    found: list[Interval] = []
+    merged: list[Interval] = []
     for start, end in sorted(intervals):
         if end <= start:
             continue
-        if found and start <= found[-1][1] + gap:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and start <= merged[-1][1] + gap:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def length(intervals: Iterable[Interval]) -> float:
@@ -26,7 +26,7 @@ def length(intervals: Iterable[Interval]) -> float:
     return sum(end - start for start, end in union(intervals))
 
 
-def beside(some: Iterable[Interval], others: Iterable[Interval]) -> float:
+def measure_overlap(some: Iterable[Interval], others: Iterable[Interval]) -> float:
     """The length of the overlap of two sets of intervals."""
     some, others = list(some), list(others)
     return length(some) + length(others) - length([*some, *others])
@@ -39,16 +39,18 @@ def shares(intervals: Iterable[tuple[str, float, float]]) -> dict[str, float]:
         intervals: (name, begin, end); a name may occur several times.
     """
     marks = [(at, by, name) for name, start, end in intervals for at, by in ((start, 1), (end, -1)) if end > start]
-    found: dict[str, float] = {}
+    share_by_name: dict[str, float] = {}
     passing: dict[str, int] = {}
-    given = before = 0.0  # the time given so far to an interval that covers everything
+    distributed_s = before = 0.0  # the time given so far to an interval that covers everything
     taken_at: dict[str, float] = {}
     number = 0
     for at, by, name in sorted(marks, key=lambda mark: (mark[0], mark[1], mark[2])):
-        given += (at - before) / number if number else 0.0
+        distributed_s += (at - before) / number if number else 0.0
         # A name with n open intervals gets n parts of the time.
-        found[name] = found.get(name, 0.0) + passing.get(name, 0) * (given - taken_at.get(name, 0.0))
-        taken_at[name] = given
+        share_by_name[name] = share_by_name.get(name, 0.0) + passing.get(name, 0) * (
+            distributed_s - taken_at.get(name, 0.0)
+        )
+        taken_at[name] = distributed_s
         passing[name] = passing.get(name, 0) + by
         before, number = at, number + by
-    return found
+    return share_by_name

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from parallax.analysis.timing.intervals import Interval, beside, length, union
+from parallax.analysis.timing.intervals import Interval, length, measure_overlap, union
 from parallax.analysis.timing.schedule import StepActivities
 
 _STEPS = 8
@@ -48,18 +48,18 @@ def hidden_frac(exchanges: Iterable[Interval], computing: Iterable[Interval]) ->
     """The fraction of exchange time that overlaps with compute; None without exchanges."""
     exchanges = list(exchanges)
     exchanged = length(exchanges)
-    return beside(exchanges, computing) / exchanged if exchanged else None
+    return measure_overlap(exchanges, computing) / exchanged if exchanged else None
 
 
-def listed_alone(step: StepActivities) -> ListSchedule:
+def schedule_one_step(step: StepActivities) -> ListSchedule:
     """A schedule of one step."""
     steps = _Steps(step, 1)
-    begins = steps.carried_out([(0.0, -far) for far in steps.urgency()])
+    begins = steps.find_begins([(0.0, -far) for far in steps.urgency()])
     begin_of = dict(zip(step.names, begins, strict=False))  # the last one is the end of the step
     return ListSchedule(max(steps.ends(begins), default=0.0), steps.busy(begins, 0.0, float("inf")), begin_of)
 
 
-def listed_overlapping(step: StepActivities, least_s: float = 0.0) -> ListSchedule:
+def schedule_overlapping_steps(step: StepActivities, least_s: float = 0.0) -> ListSchedule:
     """A schedule of overlapping steps.
 
     Args:
@@ -69,14 +69,14 @@ def listed_overlapping(step: StepActivities, least_s: float = 0.0) -> ListSchedu
     """
     steps = _Steps(step, _STEPS)
     urgency, size = steps.urgency(), steps.size
-    found: list[ListSchedule] = []
+    schedules: list[ListSchedule] = []
     for by_step in (True, False):
         keys = [(float(by_step and place // size), -far) for place, far in enumerate(urgency)]
-        begins = steps.carried_out(keys)
+        begins = steps.find_begins(keys)
         ends = steps.ends(begins)
         first_s, last_s = (max(ends[: size * (number + 1)], default=0.0) for number in (_FIRST, _LAST))
-        found.append(ListSchedule((last_s - first_s) / (_LAST - _FIRST), steps.busy(begins, first_s, last_s)))
-    best = min(found, key=lambda one: one.step_s)
+        schedules.append(ListSchedule((last_s - first_s) / (_LAST - _FIRST), steps.busy(begins, first_s, last_s)))
+    best = min(schedules, key=lambda one: one.step_s)
     return ListSchedule(max(best.step_s, least_s), best.busy)
 
 
@@ -95,7 +95,7 @@ class _Steps:
         self._users: list[list[int]] = []
         starts = [place for place, needs in enumerate(step.needs) if not needs]
         for first in range(0, count * size, size):
-            self._users += [[first + user for user in taken or (size - 1,)] for taken in users]
+            self._users += [[first + user for user in successors or (size - 1,)] for successors in users]
             self._users.append([first + 2 * size + one for one in starts if first + 2 * size < count * size])
             for a, b in step.borders if first + size < count * size else ():
                 self._users[first + a].append(first + size + b)
@@ -107,7 +107,7 @@ class _Steps:
             far[one] = self._seconds[one] + max((far[user] for user in self._users[one]), default=0.0)
         return far
 
-    def carried_out(self, keys: list[_Key]) -> list[float]:
+    def find_begins(self, keys: list[_Key]) -> list[float]:
         """The begin of each activity, where each resource takes the smallest key of those that can begin."""
         missing = [0] * len(self._users)
         for users in self._users:
@@ -151,8 +151,8 @@ class _Steps:
 
     def busy(self, begins: list[float], first_s: float, last_s: float) -> dict[str, tuple[Interval, ...]]:
         """The busy intervals of each resource between two times."""
-        found: dict[str, list[Interval]] = {name: [] for name in self._resources if name is not None}
+        intervals_by_resource: dict[str, list[Interval]] = {name: [] for name in self._resources if name is not None}
         for begin, end, resource in zip(begins, self.ends(begins), self._resources, strict=True):
             if resource is not None:
-                found[resource].append((max(begin, first_s), min(end, last_s)))
-        return {name: tuple(union(intervals)) for name, intervals in found.items()}
+                intervals_by_resource[resource].append((max(begin, first_s), min(end, last_s)))
+        return {name: tuple(union(intervals)) for name, intervals in intervals_by_resource.items()}

@@ -66,7 +66,7 @@ class RouteOption:
     Attributes:
         route: its name.
         servers: for `ps`, for each part the server of each partition.
-        beside: `[phases, ends]`, seconds of its bytes in addition to their time on links.
+        extra_s: `[phases, ends]`, seconds of its bytes in addition to their time on links.
         link: `[FULL and LEFT, phases, ends]`, seconds of its bytes on links.
         waits: `[FULL and LEFT, phases, who]`, seconds of rounds that it does not share.
         charges: the rounds that it shares.
@@ -76,7 +76,7 @@ class RouteOption:
 
     route: str
     servers: tuple[tuple[int, ...], ...]
-    beside: Floats
+    extra_s: Floats
     link: Floats
     waits: Floats
     charges: tuple[Charge, ...]
@@ -134,7 +134,9 @@ class Pricing:
         if self.topology.workers > 1 or route == PS:
             by_route[route]()
         charges = tuple(dict.fromkeys(adding.charges))
-        return RouteOption(route, servers, adding.beside, adding.link, adding.waits, charges, adding.link_bytes, memory)
+        return RouteOption(
+            route, servers, adding.extra_s, adding.link, adding.waits, charges, adding.link_bytes, memory
+        )
 
     def _allreduce(self, to: _Adding, variable: VariableSpec) -> None:
         """Each host sends and receives what the method of the message sends out of a host; within a host 2(W-1)/W w.
@@ -148,7 +150,7 @@ class Pricing:
         part = sent_out_of_host(hosts, method) or 2 * (workers - 1) / workers
         if method in HOST_FIRST:
             workers = sum(count > 0 for count in hosts) if len(hosts) > 1 else workers
-        self._carry(to, GRADIENTS, np.where(self.num_workers > 0, part * dense_bytes, 0.0), line)
+        self._add_bytes(to, GRADIENTS, np.where(self.num_workers > 0, part * dense_bytes, 0.0), line)
         self._charge(to, (ALLREDUCE,), line, [(GRADIENTS, REDUCING, line.seconds(workers, 0, None))])
 
     def _allgather(self, to: _Adding, variable: VariableSpec, touched: TouchedRowCount) -> None:
@@ -159,7 +161,7 @@ class Pricing:
         workers, line = self.topology.workers, self.topology.lines["allgather"]
         rows = self.batches * touched.ids if variable.unmerged else touched.of(self.batches)
         sent = (workers - 1) * rows * (id_bytes(variable, workers) + pushed_row_bytes(variable, self.wire))
-        self._carry(to, GRADIENTS, np.where(self.num_workers > 0, sent, 0.0), line)
+        self._add_bytes(to, GRADIENTS, np.where(self.num_workers > 0, sent, 0.0), line)
         self._charge(to, (ALLGATHER,), line, [(GRADIENTS, GATHERING, line.seconds(workers, 0, None))])
 
     def _alltoall(self, to: _Adding, variable: VariableSpec, touched: TouchedRowCount) -> None:
@@ -186,13 +188,13 @@ class Pricing:
         """All-to-alls of ids, rows and gradient rows, from each end's owned rows and those of its largest owner."""
         workers, line = self.topology.workers, self.topology.lines["alltoall"]
         of_id, of_row = id_bytes(variable, workers), sent_row_bytes(variable, self.wire)
-        away, asked = self._crossing(self._pulls(touched), touched, share, top_share)
-        self._carry(to, PULL_IDS, np.where(self.out, away, asked) * of_id, line)
-        self._carry(to, PULL_ROWS, np.where(self.out, asked, away) * of_row, line)
+        away, requested = self._crossing(self._pulls(touched), touched, share, top_share)
+        self._add_bytes(to, PULL_IDS, np.where(self.out, away, requested) * of_id, line)
+        self._add_bytes(to, PULL_ROWS, np.where(self.out, requested, away) * of_row, line)
         named = of_id if self.batches > 1 else 0  # the owner remembers one batch's rows
-        away, asked = self._crossing(self._pushes(touched), touched, share, top_share)
-        self._carry(
-            to, GRADIENTS, np.where(self.out, away, asked) * (named + pushed_row_bytes(variable, self.wire)), line
+        away, requested = self._crossing(self._pushes(touched), touched, share, top_share)
+        self._add_bytes(
+            to, GRADIENTS, np.where(self.out, away, requested) * (named + pushed_row_bytes(variable, self.wire)), line
         )
         rounds = ((PULL_IDS, self.batches), (PULL_ROWS, self.batches), (GRADIENTS, 2 if named else 1))
         peers_s = line.seconds(workers, 0, None) - line.base_s
@@ -211,8 +213,8 @@ class Pricing:
         share, of_id = (members - 1) / members, id_bytes(variable, self.topology.workers)
         pulled, pushed = self.batches * touched.one * share, touched.of(self.batches) * share
         named = of_id if self.batches > 1 else 0
-        to.beside[MERGE_IDS] += line.byte_s * pulled * (of_id + _row_bytes(variable))
-        to.beside[MERGE_GRADIENTS] += line.byte_s * pushed * (named + variable.sums * _row_bytes(variable))
+        to.extra_s[MERGE_IDS] += line.byte_s * pulled * (of_id + _row_bytes(variable))
+        to.extra_s[MERGE_GRADIENTS] += line.byte_s * pushed * (named + variable.sums * _row_bytes(variable))
         peers_s = line.seconds(members, 0, None) - line.base_s
         hops = ((MERGE_IDS, 2 * self.batches), (MERGE_GRADIENTS, 2 if named else 1))
         self._charge(to, ("within",), line, [(phase, ROWS, rounds * line.base_s) for phase, rounds in hops])
@@ -234,11 +236,11 @@ class Pricing:
         pull, push = self.topology.lines["pull"], self.topology.lines["push"]
         parts = [server for of_part in servers for server in of_part]
         number = self.topology.servers
-        held = np.zeros(number)
+        stored_bytes = np.zeros(number)
         for of_part, part in zip(servers, variable.parts, strict=True):
-            np.add.at(held, list(of_part), part.rows / max(variable.rows, 1) / len(of_part))
-        here = np.array([sum(held[s] for s in unit.servers) for unit, _ in self.topology.ends])
-        top = np.array([max((held[s] for s in unit.servers), default=0.0) for unit, _ in self.topology.ends])
+            np.add.at(stored_bytes, list(of_part), part.rows / max(variable.rows, 1) / len(of_part))
+        here = np.array([sum(stored_bytes[s] for s in unit.servers) for unit, _ in self.topology.ends])
+        top = np.array([max((stored_bytes[s] for s in unit.servers), default=0.0) for unit, _ in self.topology.ends])
         requests = np.bincount(parts, minlength=number)
         by_row = variable.cls == VariableClass.SPARSE
         phases = [(GRADIENTS, push, 1), (PULL_ROWS, pull, self.batches) if by_row else (NEW_VALUES, pull, 1)]
@@ -247,27 +249,32 @@ class Pricing:
         for phase, line, times in phases:
             asking = np.append(asks_of - 1, (asked_by - 1) * requests)
             to.waits[:, phase, ASKING:] += _both(line) * times * line.per_peer_s * asking
-        everybody = range(ASKING, self.who)
+        requesters = range(ASKING, self.who)
         for phase, line, times in phases:
-            self._charge(to, (PS, PHASES[phase]), line, [(phase, who, times * line.base_s) for who in everybody])
+            self._charge(to, (PS, PHASES[phase]), line, [(phase, who, times * line.base_s) for who in requesters])
         if not by_row:
             workers, whole = self.topology.workers, variable.value_bytes
-            given = self.num_workers * whole * (1 - here)
-            taken = (workers - self.num_workers) * whole * here
-            self._carry(to, GRADIENTS, np.where(self.out, given, taken), push)
-            self._carry(to, NEW_VALUES, np.where(self.out, taken, given), pull)
+            sent_bytes = self.num_workers * whole * (1 - here)
+            received_bytes = (workers - self.num_workers) * whole * here
+            self._add_bytes(to, GRADIENTS, np.where(self.out, sent_bytes, received_bytes), push)
+            self._add_bytes(to, NEW_VALUES, np.where(self.out, received_bytes, sent_bytes), pull)
             return
         rows = _require_touched(touched)
         if by_fronts:
             self._between_workers(to, variable, rows, here, top, (PS, variable.name))
             return
         of_id, of_row = id_bytes(variable, self.topology.workers), sent_row_bytes(variable, self.wire)
-        away, asked = self._crossing(self._pulls(rows), rows, here, top)
-        self._carry(
-            to, PULL_ROWS, np.where(self.out, away * of_id + asked * of_row, asked * of_id + away * of_row), pull
+        away, requested = self._crossing(self._pulls(rows), rows, here, top)
+        self._add_bytes(
+            to,
+            PULL_ROWS,
+            np.where(self.out, away * of_id + requested * of_row, requested * of_id + away * of_row),
+            pull,
         )
-        away, asked = self._crossing(self._pushes(rows), rows, here, top)
-        self._carry(to, GRADIENTS, np.where(self.out, away, asked) * (8 + pushed_row_bytes(variable, self.wire)), push)
+        away, requested = self._crossing(self._pushes(rows), rows, here, top)
+        self._add_bytes(
+            to, GRADIENTS, np.where(self.out, away, requested) * (8 + pushed_row_bytes(variable, self.wire)), push
+        )
         self._merge(to, variable, rows, (PS, variable.name))
 
     def _pulls(self, touched: TouchedRowCount) -> Callable[[int], float]:
@@ -288,12 +295,12 @@ class Pricing:
         """The rows of others that each end's unit requests, and rows of its own that others request."""
         asks = np.array([of(unit.workers) for unit, _ in self.topology.ends])
         all_asks = sum(count * of(workers) for workers, count in self.topology.units_by_workers)
-        asked = (all_asks - asks) * np.minimum(1.0, share + (touched.busiest - 1) * top_share)
-        return asks * (1 - share), asked
+        requested = (all_asks - asks) * np.minimum(1.0, share + (touched.busiest - 1) * top_share)
+        return asks * (1 - share), requested
 
-    def _carry(self, to: _Adding, phase: int, end_bytes: Floats, line: AlphaBeta) -> None:
+    def _add_bytes(self, to: _Adding, phase: int, end_bytes: Floats, line: AlphaBeta) -> None:
         to.link_bytes[phase] += end_bytes
-        to.beside[phase] += end_bytes * line.byte_s
+        to.extra_s[phase] += end_bytes * line.byte_s
         to.link[:, phase] += _both(line) * end_bytes * self.away
 
     def _charge(self, to: _Adding, key: Charge, line: AlphaBeta, seconds: list[tuple[int, int, float]]) -> None:
@@ -308,7 +315,7 @@ class Pricing:
 class _Adding:
     """An option under construction."""
 
-    beside: Floats
+    extra_s: Floats
     link: Floats
     link_bytes: Floats
     waits: Floats

@@ -84,19 +84,19 @@ class StepActivities:
 
     def users(self) -> tuple[tuple[int, ...], ...]:
         """`[n]`, the numbers of each activity's successors."""
-        found: list[list[int]] = [[] for _ in self.names]
+        successors: list[list[int]] = [[] for _ in self.names]
         for place, needed in enumerate(self.needs):
             for one in needed:
-                found[one].append(place)
-        return tuple(map(tuple, found))
+                successors[one].append(place)
+        return tuple(map(tuple, successors))
 
     def loads(self) -> dict[str, float]:
         """Seconds of each resource."""
-        found: dict[str, float] = {}
+        load_by_resource: dict[str, float] = {}
         for resource, seconds in zip(self.resources, self.seconds, strict=True):
             if resource is not None:
-                found[resource] = found.get(resource, 0.0) + float(seconds)
-        return found
+                load_by_resource[resource] = load_by_resource.get(resource, 0.0) + float(seconds)
+        return load_by_resource
 
 
 def step_of_activities(activities: Sequence[Activity], borders: Sequence[tuple[str, str]] = ()) -> StepActivities:
@@ -112,8 +112,8 @@ def step_of_activities(activities: Sequence[Activity], borders: Sequence[tuple[s
     by_name = {one.name: one for one in activities}
     if len(by_name) < len(activities):
         raise ValueError("Each activity has a name of its own, and some have the same.")
-    wanted = {name for one in activities for name in one.needs} | {name for pair in borders for name in pair}
-    if missing := sorted(wanted - by_name.keys()):
+    referenced = {name for one in activities for name in one.needs} | {name for pair in borders for name in pair}
+    if missing := sorted(referenced - by_name.keys()):
         raise ValueError(f"An activity needs {missing[0]}, which is none of the step.")
     ordered = _in_order(activities)
     number = {one.name: place for place, one in enumerate(ordered)}
@@ -133,28 +133,28 @@ def shortest_alone(step: StepActivities) -> float:
     forward = range(len(step.names))
     heads = _heads(step, forward, step.needs)
     tails = _heads(step, forward[::-1], step.users())
-    found = float((heads + step.seconds + tails).max())
+    longest_path_s = float((heads + step.seconds + tails).max())
     for resource in step.loads():
         places = [place for place in forward if step.resources[place] == resource]
-        found = max(found, jackson(heads[places], step.seconds[places], tails[places]))
-    return found
+        longest_path_s = max(longest_path_s, jackson(heads[places], step.seconds[places], tails[places]))
+    return longest_path_s
 
 
 def shortest_overlapping(step: StepActivities) -> float:
     """A lower bound, in seconds, of the period of every schedule of overlapping steps."""
-    found = max(step.loads().values(), default=0.0)
+    bound_s = max(step.loads().values(), default=0.0)
     # An activity bound only to itself adds nothing to longer cycles: without that border they have a larger ratio.
-    found = max([found, *(float(step.seconds[a]) for a, b in step.borders if a == b)])
+    bound_s = max([bound_s, *(float(step.seconds[a]) for a, b in step.borders if a == b)])
     borders = [(a, b) for a, b in step.borders if a != b]
     if not borders:
-        return found
+        return bound_s
     between = _between(step, [b for _, b in borders], [a for a, _ in borders])
-    found = max(found, largest_cycle_mean(between))
+    bound_s = max(bound_s, largest_cycle_mean(between))
     for resource in step.loads():
-        places = [place for place, taken in enumerate(step.resources) if taken == resource]
+        places = [place for place, owner in enumerate(step.resources) if owner == resource]
         longest = sorted(places, key=lambda place: -step.seconds[place])[:_WINDOWS]
-        found = max([found, *(shortest_alone(_window(step, place)) for place in longest)])
-    return found
+        bound_s = max([bound_s, *(shortest_alone(_window(step, place)) for place in longest)])
+    return bound_s
 
 
 def jackson(heads: Floats, seconds: Floats, tails: Floats) -> float:
@@ -211,18 +211,18 @@ def _in_order(activities: Sequence[Activity]) -> list[Activity]:
         for name in set(one.needs):
             users.setdefault(name, []).append(place)
     ready = [place for place, count in enumerate(missing) if not count]
-    found = []
+    ordered = []
     while ready:
         one = activities[heapq.heappop(ready)]
-        found.append(one)
+        ordered.append(one)
         for place in users.get(one.name, ()):
             missing[place] -= 1
             if not missing[place]:
                 heapq.heappush(ready, place)
-    if len(found) < len(activities):
+    if len(ordered) < len(activities):
         waiting = next(one.name for one, count in zip(activities, missing, strict=True) if count)
         raise ValueError(f"Activities need each other in a circle, of which {waiting} waits.")
-    return found
+    return ordered
 
 
 def _heads(step: StepActivities, order: Sequence[int], needs: Sequence[Sequence[int]]) -> Floats:
@@ -258,12 +258,12 @@ def _before(order: Sequence[int], needs: Sequence[Sequence[int]], columns: NDArr
     if len(order) * width > _MOST_BYTES:
         return None
     column_of = {int(one): place for place, one in enumerate(columns)}
-    found = np.zeros((len(order), width), dtype=np.uint8)
+    ancestor_bits = np.zeros((len(order), width), dtype=np.uint8)
     for one in order:
         for needed in needs[one]:
-            found[one] |= found[needed]
-            _mark(found[one], column_of.get(needed))
-    return found
+            ancestor_bits[one] |= ancestor_bits[needed]
+            _mark(ancestor_bits[one], column_of.get(needed))
+    return ancestor_bits
 
 
 def _mark(bits: Bits, column: int | None) -> None:
@@ -292,37 +292,37 @@ def _window(step: StepActivities, one: int) -> StepActivities:
         return [*(first + needed for needed in step.needs[place % size]), *last_of.get(place, ())]
 
     after, before = _find_reached(one, following), _find_reached(size + one, preceding)
-    kept = sorted(after & before - {size + one})
-    number = {place: position for position, place in enumerate(kept)}
+    window = sorted(after & before - {size + one})
+    number = {place: position for position, place in enumerate(window)}
     return StepActivities(
-        tuple(map(str, kept)),
-        step.seconds[[place % size for place in kept]],
-        tuple(step.resources[place % size] for place in kept),
-        tuple(tuple(number[needed] for needed in preceding(place) if needed in number) for place in kept),
+        tuple(map(str, window)),
+        step.seconds[[place % size for place in window]],
+        tuple(step.resources[place % size] for place in window),
+        tuple(tuple(number[needed] for needed in preceding(place) if needed in number) for place in window),
         (),
     )
 
 
 def _find_reached(first: int, following: Callable[[int], list[int]]) -> set[int]:
     """All nodes reachable from the first, including itself."""
-    found, waiting = {first}, [first]
+    reached, waiting = {first}, [first]
     while waiting:
         for place in following(waiting.pop()):
-            if place not in found:
-                found.add(place)
+            if place not in reached:
+                reached.add(place)
                 waiting.append(place)
-    return found
+    return reached
 
 
 def _between(step: StepActivities, starts: Sequence[int], ends: Sequence[int]) -> Floats:
     """`[starts, ends]`, the minimum seconds from the begin of a start to the end of an end; -inf without a path."""
     forward = range(len(step.names))
     from_start = _longest(step, forward, step.needs, starts)
-    found: Floats = (from_start[list(ends)] + step.seconds[list(ends), None]).T
+    distances: Floats = (from_start[list(ends)] + step.seconds[list(ends), None]).T
     columns, of_resource = _columns(step)
     before, after = _before(forward, step.needs, columns), _before(forward[::-1], step.users(), columns)
     if before is None or after is None or len(starts) * len(ends) * len(columns) > _MOST_BYTES:
-        return found
+        return distances
     to_end = _longest(step, forward[::-1], step.users(), ends)
     heads, tails = from_start[columns].T, to_end[columns].T
     precede, follow = _bits_with(before, ends, columns), _bits_with(after, starts, columns)
@@ -332,8 +332,8 @@ def _between(step: StepActivities, starts: Sequence[int], ends: Sequence[int]) -
             head = np.where(lies, heads[row, places], np.inf).min(axis=1)
             tail = np.where(lies, tails[:, places], np.inf).min(axis=1)
             load = head + lies @ step.seconds[columns[places]] + tail
-            found[row] = np.where(lies.any(axis=1), np.maximum(found[row], load), found[row])
-    return found
+            distances[row] = np.where(lies.any(axis=1), np.maximum(distances[row], load), distances[row])
+    return distances
 
 
 def _longest(
@@ -343,12 +343,12 @@ def _longest(
 
     With the order reversed and successors as predecessors, the path from the end of each to the end of a start.
     """
-    found = np.full((len(order), len(starts)), -np.inf)
-    found[list(starts), range(len(starts))] = 0.0
+    longest = np.full((len(order), len(starts)), -np.inf)
+    longest[list(starts), range(len(starts))] = 0.0
     for one in order:
         for needed in needs[one]:
-            np.maximum(found[one], found[needed] + step.seconds[needed], out=found[one])
-    return found
+            np.maximum(longest[one], longest[needed] + step.seconds[needed], out=longest[one])
+    return longest
 
 
 def _bits_with(bits: Bits, chosen: Sequence[int], columns: NDArray[np.int64]) -> NDArray[np.bool_]:

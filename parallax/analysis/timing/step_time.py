@@ -60,7 +60,7 @@ class StepLoad:
     has_compute: bool
 
 
-def given_of(measured: PlanInputs, layout: Layout, batches: int = 1) -> StepLoad:
+def derive_step_load(measured: PlanInputs, layout: Layout, batches: int = 1) -> StepLoad:
     """The compute time from the profiles, for W workers on C shared cores (`ClusterProfile.shared_cores`).
 
     They compute as fast as one alone while the cores suffice, and then at the rate of the cores:
@@ -91,7 +91,7 @@ class Totals:
     def __init__(self, pricing: Pricing) -> None:
         ends = len(pricing.topology.ends)
         self.pricing = pricing
-        self.beside = np.zeros((len(PHASES), ends))
+        self.extra_s = np.zeros((len(PHASES), ends))
         self.link = np.zeros((2, len(PHASES), ends))
         self.waits = np.zeros((2, len(PHASES), pricing.who))
         self.charged = np.zeros((2, len(PHASES), pricing.who))
@@ -107,7 +107,7 @@ class Totals:
 
     def _count(self, option: RouteOption, sign: int) -> None:
         change = np.add if sign > 0 else np.subtract
-        change(self.beside, option.beside, out=self.beside)
+        change(self.extra_s, option.extra_s, out=self.extra_s)
         change(self.link, option.link, out=self.link)
         change(self.waits, option.waits, out=self.waits)
         for charge in option.charges:
@@ -118,14 +118,14 @@ class Totals:
 
     def phase_seconds(self, slowness: float = 1.0) -> Floats:
         """Seconds of each phase; `slowness` divides the rates of all links."""
-        return phases_of(self.waits + self.charged, self.beside + slowness * self.link)
+        return compute_phases(self.waits + self.charged, self.extra_s + slowness * self.link)
 
-    def step_seconds(self, given: StepLoad, slowness: float = 1.0) -> float:
+    def step_seconds(self, load: StepLoad, slowness: float = 1.0) -> float:
         """The predicted step."""
-        return step_of(self.phase_seconds(slowness), given)
+        return step_of(self.phase_seconds(slowness), load)
 
 
-def phases_of(waits: Floats, loads: Floats) -> Floats:
+def compute_phases(waits: Floats, loads: Floats) -> Floats:
     """Seconds of each phase, `[..., phases]`.
 
     Args:
@@ -133,53 +133,53 @@ def phases_of(waits: Floats, loads: Floats) -> Floats:
         loads: `[..., FULL and LEFT, phases, ends]`, seconds of bytes.
     """
     longest, busiest = waits.max(axis=-1), loads.max(axis=-1, initial=0.0)
-    found: Floats = np.maximum(
+    phase_s: Floats = np.maximum(
         longest[..., LEFT, :] + busiest[..., FULL, :], longest[..., FULL, :] + busiest[..., LEFT, :]
     )
-    return found
+    return phase_s
 
 
-def step_of(phases: Floats, given: StepLoad) -> float:
+def step_of(phases: Floats, load: StepLoad) -> float:
     """The length of a step from the seconds of its phases."""
     before = float(sum(phases[p] for p in BEFORE))
-    after = max(0.0, float(sum(phases[p] for p in AFTER)) - given.overlap_s)
-    return given.session_s + before + given.compute_s + after + float(phases[NEW_VALUES])
+    after = max(0.0, float(sum(phases[p] for p in AFTER)) - load.overlap_s)
+    return load.session_s + before + load.compute_s + after + float(phases[NEW_VALUES])
 
 
-def steps_of(phases: Floats, given: StepLoad) -> Floats:
+def steps_of(phases: Floats, load: StepLoad) -> Floats:
     """Like `step_of`, for many steps: `[n, phases]` to `[n]`."""
     before = phases[:, list(BEFORE)].sum(axis=1)
-    after = np.maximum(0.0, phases[:, list(AFTER)].sum(axis=1) - given.overlap_s)
-    found: Floats = given.session_s + before + given.compute_s + after + phases[:, NEW_VALUES]
-    return found
+    after = np.maximum(0.0, phases[:, list(AFTER)].sum(axis=1) - load.overlap_s)
+    step_s: Floats = load.session_s + before + load.compute_s + after + phases[:, NEW_VALUES]
+    return step_s
 
 
-def timeline(totals: Totals, given: StepLoad) -> tuple[Phase, ...]:
+def timeline(totals: Totals, load: StepLoad) -> tuple[Phase, ...]:
     """The phases of a step with non-zero time."""
     topology, seconds = totals.pricing.topology, totals.phase_seconds()
-    found, now = [], 0.0
+    phases, now = [], 0.0
 
     def then(name: str, lasts_s: float, host: int | None = None) -> None:
         nonlocal now
         if lasts_s > 0:
-            found.append(Phase(name, now, now + lasts_s, host))
+            phases.append(Phase(name, now, now + lasts_s, host))
         now += lasts_s
 
-    then(SESSION, given.session_s)
+    then(SESSION, load.session_s)
     for phase in BEFORE:
         then(PHASES[phase], float(seconds[phase]), _binding(totals, topology, phase))
-    then(COMPUTE, given.compute_s)
-    computed, now = now, now - min(given.overlap_s, given.compute_s)
+    then(COMPUTE, load.compute_s)
+    computed, now = now, now - min(load.overlap_s, load.compute_s)
     for phase in AFTER:
         then(PHASES[phase], float(seconds[phase]), _binding(totals, topology, phase))
     now = max(now, computed)
     then(PHASES[NEW_VALUES], float(seconds[NEW_VALUES]), _binding(totals, topology, NEW_VALUES))
-    return tuple(found)
+    return tuple(phases)
 
 
 def _binding(totals: Totals, topology: Topology, phase: int) -> int | None:
     """The host whose link is busiest; None on one host, where no link is."""
     if len(topology.layout.hosts) < 2 or phase in (MERGE_IDS, MERGE_GRADIENTS) or not totals.link[FULL, phase].any():
         return None
-    loads = totals.beside[phase] + totals.link[FULL, phase]
+    loads = totals.extra_s[phase] + totals.link[FULL, phase]
     return topology.ends[int(loads.argmax())][0].host

@@ -86,13 +86,13 @@ class Topology:
             return ()
         where = "across hosts" if len(self.layout.hosts) > 1 else "within a host"
         needed = (*OPERATIONS_BY_ROUTE[route], *(["alltoall"] if route == PS and self.has_fronts else []))
-        found = [f"{operation} {where}" for operation in needed if operation not in self.lines]
+        missing_lines = [f"{operation} {where}" for operation in needed if operation not in self.lines]
         if self.merging > 1 and route in (ALLTOALL, PS) and self.within is None:
-            found.append("alltoall within a host")
-        return tuple(found)
+            missing_lines.append("alltoall within a host")
+        return tuple(missing_lines)
 
 
-def fabric_of(
+def build_topology(
     layout: Layout, cluster: ClusterProfile, shares: Shares, constraints: PlanConstraints, servers: bool
 ) -> Topology:
     """The topology for which the routes of a job are priced.
@@ -111,8 +111,8 @@ def fabric_of(
     sums = cluster.sums_of(layout.hosts)
     if sums is not None:
         lines["allreduce"] = sums.line
-    ends = tuple((unit, end) for end in (OUT, IN) for unit in _that_may_bind(units, end, servers))
-    place = {(_alike(unit, servers), end): number for number, (unit, end) in enumerate(ends)}
+    ends = tuple((unit, end) for end in (OUT, IN) for unit in _find_bottleneck_candidates(units, end, servers))
+    place = {(_make_key(unit, servers), end): number for number, (unit, end) in enumerate(ends)}
     return Topology(
         layout=layout,
         shares=shares,
@@ -123,7 +123,9 @@ def fabric_of(
         merging=merging,
         has_fronts=constraints.synchronous and bool(server_proxies(layout.host_by_rank, layout.servers)),
         servers=len(layout.servers) if servers else 0,
-        ends_of_host=tuple((place[_alike(u, servers), OUT], place[_alike(u, servers), IN]) for u in units * several),
+        ends_of_host=tuple(
+            (place[_make_key(u, servers), OUT], place[_make_key(u, servers), IN]) for u in units * several
+        ),
         sum_rules=stated_rules(layout.hosts) if sums is None else sums.rules.rules,
     )
 
@@ -153,17 +155,17 @@ def _processes(layout: Layout, shares: Shares) -> list[Endpoint]:
     return workers + [Endpoint(0, 0, 0.0, 0.0, (number,), (None, None)) for number in range(len(layout.servers))]
 
 
-def _that_may_bind(units: list[Endpoint], end: int, servers: bool) -> list[Endpoint]:
+def _find_bottleneck_candidates(units: list[Endpoint], end: int, servers: bool) -> list[Endpoint]:
     """Among identical units the slowest in a direction; the first of equal ones."""
     slowest: dict[tuple[object, ...], Endpoint] = {}
     for unit in units:
-        key = _alike(unit, servers)
+        key = _make_key(unit, servers)
         known = slowest.get(key)
         if known is None or (unit.rates[end] or 0.0) < (known.rates[end] or 0.0):
             slowest[key] = unit
     return list(slowest.values())
 
 
-def _alike(unit: Endpoint, servers: bool) -> tuple[object, ...]:
+def _make_key(unit: Endpoint, servers: bool) -> tuple[object, ...]:
     """A key that is equal for units that carry equal bytes."""
     return unit.workers, round(unit.share, 12), unit.servers if servers else ()

@@ -47,12 +47,12 @@ def balances_of(
         return ()
     rate = min(min(host.out_bytes_per_s, host.in_bytes_per_s) for host in cluster.hosts)
     total = sum(_elements(v) for v in layers)
-    found = [
+    balances = [
         _balance(v.name, v.value_bytes, _wire_bytes([v]), model.compute_s * _elements(v) / total, line, rate, workers)
         for v in sorted(layers, key=lambda v: (-v.value_bytes, v.name))
     ]
     value_bytes = sum(v.value_bytes for v in layers)
-    return (_balance(ALL_LAYERS, value_bytes, _wire_bytes(layers), model.compute_s, line, rate, workers), *found)
+    return (_balance(ALL_LAYERS, value_bytes, _wire_bytes(layers), model.compute_s, line, rate, workers), *balances)
 
 
 def balance_point(line: AlphaBeta, wire_bytes: float, rate_bytes_per_s: float, compute_s: float) -> int | None:

@@ -54,9 +54,9 @@ def derive_profile(profiles: Sequence[ClusterProfile], hosts: Sequence[NewHost],
         )
     ordered = sorted(profiles, key=_rate)
     copies = [ordered[-1].hosts[n % len(ordered[-1].hosts)] for n in range(len(hosts))]
-    found = tuple(_host(new, copy) for new, copy in zip(hosts, copies, strict=True))
-    between = _between(ordered, _slowest(found))
-    return replace(between, hosts=found, shared_cores=between.shared_cores if shares_cores else None)
+    host_profiles = tuple(_host(new, copy) for new, copy in zip(hosts, copies, strict=True))
+    between = _between(ordered, _slowest(host_profiles))
+    return replace(between, hosts=host_profiles, shared_cores=between.shared_cores if shares_cores else None)
 
 
 def _host(new: NewHost, copy: HostProfile) -> HostProfile:
@@ -83,12 +83,14 @@ def _between(ordered: Sequence[ClusterProfile], rate: float) -> ClusterProfile:
 
 
 def _lines(slow: Mapping[str, AlphaBeta], fast: Mapping[str, AlphaBeta], t: float) -> dict[str, AlphaBeta]:
-    found = {}
+    line_by_operation = {}
     for operation in sorted(set(slow) & set(fast)):
         a, b = slow[operation], fast[operation]
         mixed = {name: (1 - t) * getattr(a, name) + t * getattr(b, name) for name in _MIXED}
-        found[operation] = AlphaBeta(**mixed, residual=max(a.residual, b.residual), samples=a.samples + b.samples)
-    return found
+        line_by_operation[operation] = AlphaBeta(
+            **mixed, residual=max(a.residual, b.residual), samples=a.samples + b.samples
+        )
+    return line_by_operation
 
 
 _MIXED = ("base_s", "per_peer_s", "byte_s", "overlap")

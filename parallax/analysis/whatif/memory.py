@@ -55,23 +55,25 @@ class FixedMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldVariable:
+class VariableMemory:
     """A variable, its route in the plan, and its memory on that route."""
 
     variable: VariableSpec
     route: str
     owner_rows: tuple[int, ...]
-    takes: Footprint
+    footprint: Footprint
 
     @property
     def grows(self) -> bool:
         """Whether its buffers contain rows that steps touch."""
-        return self.variable.has_slices and self.route != PS or self.takes.servers != () and self.variable.has_slices
+        return (
+            self.variable.has_slices and self.route != PS or self.footprint.servers != () and self.variable.has_slices
+        )
 
     def share(self, kind: str, number: int) -> float:
         """The share of the rows that a process owns."""
         if kind == "server":
-            return dict(self.takes.servers).get(number, 0.0)
+            return dict(self.footprint.servers).get(number, 0.0)
         if self.route != ALLTOALL or not self.owner_rows:
             return 0.0
         return self.owner_rows[number] / max(sum(self.owner_rows), 1)
@@ -79,50 +81,52 @@ class HeldVariable:
     def count_bytes(self, kind: str, number: int) -> float:
         """Bytes of values and slots in a process."""
         share = self.share(kind, number)
-        return share * self.takes.served if kind == "server" else self.takes.copies + share * self.takes.spread
+        return (
+            share * self.footprint.served if kind == "server" else self.footprint.copies + share * self.footprint.spread
+        )
 
     def buffers(self, kind: str, number: int) -> float:
         """Bytes of buffers in a process."""
-        share, takes = self.share(kind, number), self.takes
+        share, takes = self.share(kind, number), self.footprint
         return share * takes.served_buffers if kind == "server" else takes.copied_buffers + share * takes.spread_buffers
 
 
-def held_variables(
+def list_variable_memory(
     spec: GraphSpec, plan: Plan, constraints: PlanConstraints, measured: PlanInputs
-) -> tuple[HeldVariable, ...]:
+) -> tuple[VariableMemory, ...]:
     """The memory of every variable on its route in the plan."""
-    found = []
+    variables = []
     for variable in spec.variables:
         planned, touched = plan.variable(variable.name), touched_of(variable, constraints, measured)
         takes = footprint(variable, planned.route, touched, plan.num_workers, planned.servers, plan.accumulate_steps)
-        found.append(HeldVariable(variable, planned.route, planned.owner_rows, takes))
-    return tuple(found)
+        variables.append(VariableMemory(variable, planned.route, planned.owner_rows, takes))
+    return tuple(variables)
 
 
-def gradient_bytes(held: Sequence[HeldVariable]) -> dict[str, float]:
+def gradient_bytes(variables: Sequence[VariableMemory]) -> dict[str, float]:
     """Variable op -> bytes of its dense gradient and of the buffers of its exchange in a worker."""
-    found = {}
-    for one in held:
+    bytes_by_variable = {}
+    for one in variables:
         if not one.variable.has_slices and one.route != NO_ROUTE:
             whole = max(math.prod(one.variable.shape), 1)
             for part in one.variable.parts:
-                found[part.op] = one.takes.copied_buffers * math.prod(part.shape) / whole
-    return found
+                bytes_by_variable[part.op] = one.footprint.copied_buffers * math.prod(part.shape) / whole
+    return bytes_by_variable
 
 
 def touched_rows(spec: GraphSpec, constraints: PlanConstraints, measured: PlanInputs) -> dict[str, float]:
     """Variable op -> the number of rows that a worker touches in a step, where it is known."""
-    found: dict[str, float] = {}
+    rows_by_variable: dict[str, float] = {}
     for variable in spec.variables:
         touched: TouchedRowCount | None = touched_of(variable, constraints, measured)
         if touched is not None:
-            found.update({part.op: touched.one for part in variable.parts})
-    return found
+            rows_by_variable.update({part.op: touched.one for part in variable.parts})
+    return rows_by_variable
 
 
 def memory_plan(
     plan: Plan,
-    held: Sequence[HeldVariable],
+    variables: Sequence[VariableMemory],
     live: LiveBytes,
     hosts: Sequence[HostMemory],
     fixed: FixedMemory,
@@ -131,18 +135,20 @@ def memory_plan(
 
     Args:
         plan: the plan.
-        held: its variables.
+        variables: its variables.
         live: the live bytes of a worker's step.
         hosts: all hosts of the job.
         fixed: all other memory of processes.
     """
-    chunk_bytes = min(fixed.chunk_bytes, max((one.variable.value_bytes for one in held), default=0))
+    chunk_bytes = min(fixed.chunk_bytes, max((one.variable.value_bytes for one in variables), default=0))
     members = [("worker", rank, host) for rank, host in enumerate(plan.layout.host_by_rank)]
     members += [("server", number, host) for number, host in enumerate(plan.servers)]
-    all_write = any(one.route in (ALLTOALL, PS) for one in held)
+    all_write = any(one.route in (ALLTOALL, PS) for one in variables)
     moved = [_count_moved(kind, number, all_write, chunk_bytes) for kind, number, _ in members]
-    series = [_series(held, live, kind, number, m) for (kind, number, _), m in zip(members, moved, strict=True)]
-    uses = [_use(held, one, member, fixed.base_bytes) for one, member in zip(series, members, strict=True)]
+    series = [_series(variables, live, kind, number, m) for (kind, number, _), m in zip(members, moved, strict=True)]
+    uses = [
+        _make_process_use(variables, one, member, fixed.base_bytes) for one, member in zip(series, members, strict=True)
+    ]
     launcher = _launcher(fixed)
     on_hosts, room = [], []
     for number, host in enumerate(hosts):
@@ -150,12 +156,12 @@ def memory_plan(
         launching = sum(use.total_bytes for use in launcher if use.host == number)
         needs = sum(uses[i].total_bytes for i in here) + launching
         on_hosts.append(HostUse(host.name, needs, host.has_bytes, host.says))
-        kept = sum(uses[i].values_bytes + uses[i].slots_bytes + uses[i].base_bytes for i in here) + launching
+        used_bytes = sum(uses[i].values_bytes + uses[i].slots_bytes + uses[i].base_bytes for i in here) + launching
         if here:
-            room.append(_largest_factor(host.has_bytes - kept, [series[i] for i in here]))
+            room.append(_largest_factor(host.has_bytes - used_bytes, [series[i] for i in here]))
     factor = min(room, default=math.inf)
     largest = None if math.isinf(factor) else math.floor(max(0.0, factor) * max(live.examples, 1))
-    parts = _dominating(held, live, uses)
+    parts = _dominating(variables, live, uses)
     return MemoryPlan((*uses, *launcher), tuple(on_hosts), parts, live.examples, largest, _notes(live))
 
 
@@ -203,32 +209,34 @@ def _count_moved(kind: str, number: int, all_write: bool, chunk_bytes: int) -> f
     return float((_CHUNKS_READ + _CHUNKS_WRITTEN) * chunk_bytes) if writes else 0.0
 
 
-def _series(held: Sequence[HeldVariable], live: LiveBytes, kind: str, number: int, moved: float) -> _Series:
+def _series(variables: Sequence[VariableMemory], live: LiveBytes, kind: str, number: int, moved: float) -> _Series:
     nothing = np.zeros_like(live.fixed)
-    shares = {part.op: one.share(kind, number) for one in held for part in one.variable.parts}
+    shares = {part.op: one.share(kind, number) for one in variables for part in one.variable.parts}
     rows = sum((shares.get(table, 0.0) * sizes for table, sizes in live.of_rows.items()), nothing)
-    of_rows = sum(one.buffers(kind, number) for one in held if one.variable.has_slices)
+    of_rows = sum(one.buffers(kind, number) for one in variables if one.variable.has_slices)
     if kind == "server":
-        whole = sum(one.buffers(kind, number) for one in held if not one.variable.has_slices)
+        whole = sum(one.buffers(kind, number) for one in variables if not one.variable.has_slices)
         return _Series(rows, nothing + whole, nothing, of_rows, moved)
     pieces = [shares.get(kind, 1.0) * size for kind, size in live.largest_of.items() if kind != BATCH]
     # Slots with one initial value share its memory until their first updates, which run concurrently and copy it.
     pieces += [
         one.share(kind, number) * one.variable.rows * max(slot.width * slot.dtype_bytes for slot in one.variable.slots)
-        for one in held
+        for one in variables
         if len(one.variable.slots) > 1
     ]
-    kept, kept_of_batch = max(pieces, default=0.0), live.largest_of.get(BATCH, 0.0)
-    if kept_of_batch > kept:
-        return _Series(live.fixed + rows, live.gradients, live.of_batch + kept_of_batch, of_rows, moved)
-    return _Series(live.fixed + rows + kept, live.gradients, live.of_batch, of_rows, moved)
+    largest_bytes, largest_of_batch = max(pieces, default=0.0), live.largest_of.get(BATCH, 0.0)
+    if largest_of_batch > largest_bytes:
+        return _Series(live.fixed + rows, live.gradients, live.of_batch + largest_of_batch, of_rows, moved)
+    return _Series(live.fixed + rows + largest_bytes, live.gradients, live.of_batch, of_rows, moved)
 
 
-def _use(held: Sequence[HeldVariable], series: _Series, member: tuple[str, int, int], base_bytes: int) -> ProcessUse:
+def _make_process_use(
+    variables: Sequence[VariableMemory], series: _Series, member: tuple[str, int, int], base_bytes: int
+) -> ProcessUse:
     kind, number, host = member
     gradients, activations = series.at_peak()
     values = slots = 0.0
-    for one in held:
+    for one in variables:
         both = one.variable.value_bytes + one.variable.slots_bytes
         part = one.variable.value_bytes / both if both else 1.0
         values += part * one.count_bytes(kind, number)
@@ -257,14 +265,16 @@ def _largest_factor(free: float, series: Sequence[_Series]) -> float:
     return float(np.min(room[counted] / np.asarray(grows)[counted], initial=math.inf))
 
 
-def _dominating(held: Sequence[HeldVariable], live: LiveBytes, uses: Sequence[ProcessUse]) -> tuple[LargePart, ...]:
+def _dominating(
+    variables: Sequence[VariableMemory], live: LiveBytes, uses: Sequence[ProcessUse]
+) -> tuple[LargePart, ...]:
     largest = max(uses, key=lambda use: use.total_bytes)
     parts: Mapping[str, float] = {
         "activations": largest.activation_bytes,
         "interpreter and frameworks": largest.base_bytes,
         "gradients and buffers": largest.buffer_bytes,
         "rows on their way to a checkpoint": largest.moved_bytes,
-        **{_words(one): one.count_bytes(largest.kind, largest.number) for one in held},
+        **{_describe_variable(one): one.count_bytes(largest.kind, largest.number) for one in variables},
     }
     if live.largest[0] and largest.kind == "worker":
         parts = {
@@ -275,7 +285,7 @@ def _dominating(held: Sequence[HeldVariable], live: LiveBytes, uses: Sequence[Pr
     return tuple(LargePart(what, round(parts[what])) for what in ordered[:_SHOWN_PARTS] if parts[what] >= 1)
 
 
-def _words(one: HeldVariable) -> str:
+def _describe_variable(one: VariableMemory) -> str:
     slots = len(one.variable.slots)
     return one.variable.name + (f" with {slots} slot{'s' if slots > 1 else ''}" if slots else "")
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from parallax.analysis.routes.candidates import on_their_servers
-from parallax.analysis.routes.options import by_row
+from parallax.analysis.routes.candidates import place_on_servers
+from parallax.analysis.routes.options import is_by_row
 from parallax.analysis.routes.placement import place
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import PS, Plan
@@ -62,7 +62,7 @@ def searched_tables(spec: GraphSpec, plan: Plan, wished: Mapping[str, int]) -> t
     return tuple(
         v.name
         for v in spec.variables
-        if plan.variable(v.name).route == PS and by_row(v) and len(v.parts) == 1 and v.name not in wished
+        if plan.variable(v.name).route == PS and is_by_row(v) and len(v.parts) == 1 and v.name not in wished
     )
 
 
@@ -83,11 +83,11 @@ def next_count(samples: Sequence[PartitionSample], most: int) -> int | None:
     if smallest == first or times[smallest] < (1 - SHORTER) * times[_above(times, smallest)]:
         if smallest // 2 >= 1:
             return smallest // 2
-    found = fit(samples)
-    if found is None:
+    curve = fit(samples)
+    if curve is None:
         return None
-    best = min(range(smallest, largest + 1), key=lambda count: (found.seconds(count), count))
-    return None if best in times or found.seconds(best) >= min(times.values()) else best
+    best = min(range(smallest, largest + 1), key=lambda count: (curve.seconds(count), count))
+    return None if best in times or curve.seconds(best) >= min(times.values()) else best
 
 
 def fit(samples: Sequence[PartitionSample]) -> Fit | None:
@@ -98,8 +98,8 @@ def fit(samples: Sequence[PartitionSample]) -> Fit | None:
 
     counts = np.array([sample.count for sample in samples], float)
     terms = np.stack([1 / counts, counts, np.ones_like(counts)], axis=1)
-    found = lsq_linear(terms, [s.step_s for s in samples], bounds=([0, 0, -np.inf], np.inf))
-    return Fit(*(float(x) for x in found.x))
+    solution = lsq_linear(terms, [s.step_s for s in samples], bounds=([0, 0, -np.inf], np.inf))
+    return Fit(*(float(x) for x in solution.x))
 
 
 def best_count(samples: Sequence[PartitionSample]) -> int:
@@ -113,12 +113,12 @@ def with_partitions(plan: Plan, spec: GraphSpec, tables: Sequence[str], count: i
     The partitions are placed by the bytes of these tables alone; all other variables stay where they are.
     """
     variables = [spec.variable(name) for name in tables]
-    wanted = {v.name: min(count, v.rows) for v in variables}
+    partitions = {v.name: min(count, v.rows) for v in variables}
     loads = {v.name: float(plan.variable(v.name).cost.sent_bytes or 2 * v.value_bytes) for v in variables}
-    placed = place(variables, loads, len(plan.servers), wanted)
+    placed = place(variables, loads, len(plan.servers), partitions)
     changed = {
         v.name: replace(
-            on_their_servers(v, plan.variable(v.name), placed[v.name], len(plan.servers)),
+            place_on_servers(v, plan.variable(v.name), placed[v.name], len(plan.servers)),
             reason="partitions as measured in the running job",
         )
         for v in variables

@@ -29,7 +29,7 @@ from parallax.cluster.profiles import (
 from parallax.graph.spec import GraphSpec, Part, VariableSpec
 from parallax.plans.plan import NO_ROUTE, Layout, Plan, PlanConstraints
 from parallax.plans.what_if import Simulation, Size, WhatIf
-from parallax.report.plan_table import held_by
+from parallax.report.plan_table import describe_holders
 from parallax.report.text import pluralize
 
 SHOWN_CHANGES = 20
@@ -78,7 +78,7 @@ def simulate(
     of_cluster = _cluster(kinds, measured, what_if)
     changed = changed_spec(spec, what_if)
     model = None if measured.model is None else changed_model(measured.model, changed, what_if)
-    wanted = changed_constraints(constraints, changed, what_if)
+    new_constraints = changed_constraints(constraints, changed, what_if)
     sizes: list[Size] = []
     before: Plan | None = None
     for hosts in what_if.hosts:
@@ -88,7 +88,7 @@ def simulate(
             tuple(n for n, kind in enumerate(of_hosts) for _ in range(kind.servers)),
         )
         there = replace(measured, cluster=copy_cluster(of_cluster, hosts), model=model)
-        planned = plan(changed, layout, wanted, there)
+        planned = plan(changed, layout, new_constraints, there)
         sizes.append(_size(planned, before, sizes, what_if, rounds_take_time=measured.cluster is not None))
         before = planned
     if all(size.step_s is None for size in sizes):
@@ -270,25 +270,25 @@ def _size(plan: Plan, before: Plan | None, sizes: Sequence[Size], what_if: WhatI
 
 def _changes(before: Plan, after: Plan) -> tuple[str, ...]:
     """The variables with another route, and the cost of the old one now; on servers, other numbers of partitions."""
-    found = []
+    lines = []
     for a, b in zip(before.variables, after.variables, strict=True):
         if a.route != b.route:
             why = next((cost.note for cost in b.rejected if cost.route == a.route), "")
-            found.append(f"{a.name}: {a.route} -> {b.route}" + (f" ({a.route}: {why})" if why else ""))
+            lines.append(f"{a.name}: {a.route} -> {b.route}" + (f" ({a.route}: {why})" if why else ""))
         elif b.servers:
-            held = held_by(a), held_by(b)
-            if held[0] != held[1]:
-                found.append(f"{a.name}: {held[0]} -> {held[1]}")
-    more = len(found) - SHOWN_CHANGES
-    return tuple(found[:SHOWN_CHANGES] + ([f"and {more} more"] if more > 0 else []))
+            holders = describe_holders(a), describe_holders(b)
+            if holders[0] != holders[1]:
+                lines.append(f"{a.name}: {holders[0]} -> {holders[1]}")
+    more = len(lines) - SHOWN_CHANGES
+    return tuple(lines[:SHOWN_CHANGES] + ([f"and {more} more"] if more > 0 else []))
 
 
 def _assumptions(
     measured: PlanInputs, what_if: WhatIf, kinds: Sequence[HostKind], sizes: Sequence[Size]
 ) -> tuple[str, ...]:
-    found = []
+    lines = []
     if measured.cluster is None:
-        found.append(
+        lines.append(
             "Nothing was measured of the links but their rate is given: a round and a copy take no time here, memory "
             "has no limit, steps take at least what is said, and efficiency is unknown. To know it, measure some hosts "
             "with `parallax calibrate -r FILE -o cluster.json` and give --cluster cluster.json."
@@ -296,37 +296,37 @@ def _assumptions(
     else:
         number = len(measured.cluster.hosts)
         what = "the measured host" if number == 1 else f"the {number} measured hosts, in turn"
-        found.append(
+        lines.append(
             f"Hosts are copies of {what}, each with cores of its own. What a round takes was fitted to at most "
             f"{pluralize(number, 'host')}, and follows that line (per_peer_s for each further member) as far as the "
             "largest size."
         )
         if number == 2:
-            found.append(
+            lines.append(
                 "With two measured hosts a round takes as long with any number of them, as what a further one adds is "
                 "not known: efficiency is too high. Measure three or more with `parallax calibrate`."
             )
     if what_if.link_bytes_per_s is not None and measured.cluster is not None:
-        found.append("Links have the given rate; copies and checks take what was measured.")
+        lines.append("Links have the given rate; copies and checks take what was measured.")
     if what_if.links != 1:
-        found.append(f"Links are {what_if.links:g} times as fast as measured; rounds, copies and checks as measured.")
+        lines.append(f"Links are {what_if.links:g} times as fast as measured; rounds, copies and checks as measured.")
     if what_if.batch != 1:
-        found.append(
+        lines.append(
             f"A worker's batch is {what_if.batch:g} times as large: so is its compute, and it touches the rows that "
             f"{what_if.batch:g} workers touch together, by the measured curve where there is one."
         )
     if what_if.vocabulary != 1:
-        found.append(
+        lines.append(
             f"Variables looked up by row have {what_if.vocabulary:g} times the rows; touched rows stay, up to all rows."
         )
     if what_if.width != 1:
-        found.append(f"Rows looked up are {what_if.width:g} times as wide; compute and dense variables stay.")
+        lines.append(f"Rows looked up are {what_if.width:g} times as wide; compute and dense variables stay.")
     if measured.model is None or measured.model.compute_s is None:
-        found.append(
+        lines.append(
             "Compute was not measured: steps are those of the exchanges alone, and throughput is unknown. Give a model "
             "profile by --profile."
         )
     if len(kinds) == 1 and what_if.workers_per_host is None and kinds[0].workers == 1:
-        found.append("Each host has one worker.")
-    found += [f"With {size.hosts} hosts {size.unknown}." for size in sizes if size.unknown]
-    return tuple(found)
+        lines.append("Each host has one worker.")
+    lines += [f"With {size.hosts} hosts {size.unknown}." for size in sizes if size.unknown]
+    return tuple(lines)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from parallax.analysis.routes.count_touched import touched_of
 from parallax.analysis.routes.memory import footprint
 from parallax.analysis.search.predict_plan import step_seconds
-from parallax.analysis.timing.list_schedule import ListSchedule, listed_alone
+from parallax.analysis.timing.list_schedule import ListSchedule, schedule_one_step
 from parallax.analysis.timing.schedule import Activity, step_of_activities
 from parallax.base.errors import NotEnoughMemory, PlanError
 from parallax.cluster.plan_inputs import PlanInputs
@@ -70,7 +70,7 @@ def predict_stages(
 def _schedule(plan: Plan, hosts: Sequence[int], cluster: ClusterProfile, examples: float) -> ListSchedule:
     """The micro-batches of a replica whose stages are on these hosts."""
     passes = list(_activities(plan, hosts, cluster, examples))
-    return listed_alone(step_of_activities(passes))
+    return schedule_one_step(step_of_activities(passes))
 
 
 def _activities(plan: Plan, hosts: Sequence[int], cluster: ClusterProfile, examples: float) -> Iterator[Activity]:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from parallax.base.errors import LaunchError
-from parallax.base.setup.libraries import build_libraries, horovod_argv, horovod_environment, run
+from parallax.base.setup.libraries import build_libraries, horovod_argv, horovod_environment, run_command
 
 _TOOLS = ("cc", "g++", "make")
 _HAS_NO_TENSORFLOW = (
@@ -40,7 +40,7 @@ def set_up() -> int:
         if any(find_spec(name) is None for name in ("cmake", "packaging", "setuptools", "wheel")):
             raise LaunchError(_HAS_NO_BUILD)
         _say("compiling Horovod (some two minutes)")
-        run(horovod_argv(folder), horovod_environment(folder))
+        run_command(horovod_argv(folder), horovod_environment(folder))
     _say(f"done in {time.monotonic() - began_s:.0f} s; `parallax doctor` looks at the machines")
     return 0
 

@@ -27,20 +27,20 @@ def build_libraries(folder: Path) -> None:
         SystemExit: a compiler has failed.
     """
     for argv in (preload_argv(folder), _exchange_argv(folder), _rows_argv(folder), _frozen_argv(folder)):
-        run(argv, {**os.environ, "OPAL_PREFIX": str(folder)})
+        run_command(argv, {**os.environ, "OPAL_PREFIX": str(folder)})
 
 
-def horovod_argv(folder: Path, wanted: Sequence[str] = (HOROVOD,)) -> list[str]:
+def horovod_argv(folder: Path, packages: Sequence[str] = (HOROVOD,)) -> list[str]:
     """The command that installs Horovod, to be run in `horovod_environment`.
 
     Args:
         folder: of the environment; its packages are installed.
-        wanted: the requirement for pip.
+        packages: the requirement for pip.
     """
     python = str(folder / "bin" / "python")
     # No cache: a cached wheel is bound to the TensorFlow and to the folder that it was built with.
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
-    return [python, "-m", "pip", "install", *options, *wanted]
+    return [python, "-m", "pip", "install", *options, *packages]
 
 
 def horovod_environment(folder: Path) -> dict[str, str]:
@@ -60,7 +60,7 @@ def horovod_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def run(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+def run_command(argv: Sequence[str], environment: Mapping[str, str]) -> None:
     """Runs a command.
 
     Raises:

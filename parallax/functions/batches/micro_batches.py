@@ -51,15 +51,15 @@ class StepCut:
         if step.name not in self.steps or not share.total:
             return [share]
         lengths = [end - first for first, end in (place_of_share(share.total, rank, size) for rank in range(size))]
-        found = []
+        parts = []
         for number in range(self.count):
             places = [place_of_share(rows, number, self.count) for rows in lengths]
             if total := sum(end - first for first, end in places):
                 first, end = place_of_share(share.rows, number, self.count)
-                found.append(_micro_batch(step, share, first, end, total))
-        return found
+                parts.append(_micro_batch(step, share, first, end, total))
+        return parts
 
-    def put_together(self, name: str, values: Sequence[Value]) -> Value:
+    def combine_results(self, name: str, values: Sequence[Value]) -> Value:
         """A result of a step that is not a row of an example.
 
         Args:
@@ -74,7 +74,7 @@ class StepCut:
 def _micro_batch(step: GraphStep, share: Share, first: int, end: int, total: int) -> Share:
     """The rows of a share from the first to the end; if there are none, one as a stand-in."""
     first = min(first, max(share.rows, 1) - 1)
-    taken = slice(first, max(end, first + 1))
+    row_range = slice(first, max(end, first + 1))
     arrays: list[Array] = []
     fed = list(zip((feed.op.node_def for feed in step.feeds), share.arrays, strict=True))
     while fed:
@@ -83,7 +83,7 @@ def _micro_batch(step: GraphStep, share: Share, first: int, end: int, total: int
             splits = []
             while fed and are_row_ends(fed[0][0]):
                 splits.append(fed.pop(0)[1])
-            arrays += RaggedRows(array, splits)[taken].parts()
+            arrays += RaggedRows(array, splits)[row_range].parts()
         else:
-            arrays.append(array[taken] if batch_of(node) else array)
+            arrays.append(array[row_range] if batch_of(node) else array)
     return Share(tuple(arrays), max(end - first, 0), total)

@@ -74,11 +74,11 @@ class RowPipeline:
         names = tuple(one.name for one in feeds), tuple(one.name for one in results)
         return RowPipeline(whole.SerializeToString(), *names, any(map(_has_seeds, _nodes(whole))))
 
-    def is_like(self, found: Sequence[Array], expected: Sequence[Array]) -> bool:
+    def is_like(self, computed: Sequence[Array], expected: Sequence[Array]) -> bool:
         """Whether the rows that two processes computed from the same elements are alike."""
         if self.draws:
-            return [one.shape for one in found] == [one.shape for one in expected]
-        return all(map(_are_alike, found, expected))
+            return [one.shape for one in computed] == [one.shape for one in expected]
+        return all(map(_are_alike, computed, expected))
 
 
 class RawRows:
@@ -116,8 +116,10 @@ class RunningPipeline:
 
     def make(self, elements: Sequence[Array]) -> list[Array]:
         """The rows computed from elements, flat, [n, ...] each."""
-        found = self._session.run(list(self._pipeline.results), dict(zip(self._pipeline.feeds, elements, strict=True)))
-        return [np.asarray(one) for one in found]
+        results = self._session.run(
+            list(self._pipeline.results), dict(zip(self._pipeline.feeds, elements, strict=True))
+        )
+        return [np.asarray(one) for one in results]
 
     def start(self, share: Share) -> Future[Share]:
         """Starts to compute the rows of a share of elements."""
@@ -159,14 +161,14 @@ def _call(function: ConcreteFunction, arguments: Sequence[Tensor]) -> list[Tenso
     """The flat results of a function in the current graph; captured tensors become constants."""
     graph = function.graph
     captured = [tf.constant(np.asarray(one)) for one in function.captured_inputs]
-    given = {one.name: value for one, value in zip(graph.inputs, [*arguments, *captured], strict=True)}
-    wanted = [one.name for one in graph.outputs]
-    found: list[Tensor] = tf.import_graph_def(graph.as_graph_def(), given, wanted, name="row")
-    return found
+    value_by_input = {one.name: value for one, value in zip(graph.inputs, [*arguments, *captured], strict=True)}
+    output_names = [one.name for one in graph.outputs]
+    outputs: list[Tensor] = tf.import_graph_def(graph.as_graph_def(), value_by_input, output_names, name="row")
+    return outputs
 
 
-def _are_alike(found: Array, expected: Array) -> bool:
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+def _are_alike(computed: Array, expected: Array) -> bool:
+    if computed.shape != expected.shape or computed.dtype != expected.dtype:
         return False
-    is_float = np.issubdtype(found.dtype, np.floating)
-    return np.allclose(found, expected, equal_nan=True) if is_float else bool((found == expected).all())
+    is_float = np.issubdtype(computed.dtype, np.floating)
+    return np.allclose(computed, expected, equal_nan=True) if is_float else bool((computed == expected).all())

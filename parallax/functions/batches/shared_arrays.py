@@ -110,7 +110,7 @@ class SharedArrays:
     def copy_of(arrays: Sequence[Array], dtypes: Sequence[np.dtype] | None = None) -> SharedArrays:
         """Copies arrays, converted to other types where these are passed."""
         types = [one.dtype for one in arrays] if dtypes is None else dtypes
-        kinds = [ArrayKind(one.shape, np.dtype(own).str) for one, own in zip(arrays, types, strict=True)]
+        kinds = [ArrayKind(one.shape, np.dtype(dtype).str) for one, dtype in zip(arrays, types, strict=True)]
         shared = SharedArrays.allocate(kinds)
         for copy, array in zip(shared.arrays, arrays, strict=True):
             copy[...] = array
@@ -152,12 +152,14 @@ def can_open(place: MemoryPlace, kinds: Sequence[ArrayKind]) -> bool:
     return True
 
 
-def share_among_workers(kinds: Sequence[ArrayKind], own: SharedArrays | None, workers: Comm, host: str) -> SharedArrays:
+def share_among_workers(
+    kinds: Sequence[ArrayKind], local: SharedArrays | None, workers: Comm, host: str
+) -> SharedArrays:
     """Distributes worker 0's arrays to all workers, once to each host; all workers call it.
 
     Args:
         kinds: of the arrays.
-        own: the arrays; None on other workers than worker 0.
+        local: the arrays; None on other workers than worker 0.
         workers: communicator of the workers.
         host: the host of this worker.
 
@@ -167,12 +169,12 @@ def share_among_workers(kinds: Sequence[ArrayKind], own: SharedArrays | None, wo
     rank = workers.Get_rank()
     hosts = workers.allgather(host)
     leader = hosts.index(host)
-    own = _broadcast(own, kinds, rank == leader, workers)
-    places = workers.allgather(own.place if own is not None else None)
-    if own is None:
+    local = _broadcast(local, kinds, rank == leader, workers)
+    places = workers.allgather(local.place if local is not None else None)
+    if local is None:
         with suppress(OSError):
-            own = SharedArrays.open(places[leader], kinds)
-    shared = _broadcast(own, kinds, own is None, workers)  # to workers that cannot see their host's leader process
+            local = SharedArrays.open(places[leader], kinds)
+    shared = _broadcast(local, kinds, local is None, workers)  # to workers that cannot see their host's leader process
     assert shared is not None, "a worker either maps the arrays or gets them"
     if rank == leader:
         shared.seal()  # all processes that need it have opened it
@@ -180,17 +182,17 @@ def share_among_workers(kinds: Sequence[ArrayKind], own: SharedArrays | None, wo
 
 
 def _broadcast(
-    own: SharedArrays | None, kinds: Sequence[ArrayKind], is_taken: bool, workers: Comm
+    local: SharedArrays | None, kinds: Sequence[ArrayKind], is_shared: bool, workers: Comm
 ) -> SharedArrays | None:
     """Broadcasts worker 0's arrays to the workers that need them, and returns each worker's arrays."""
-    takes = is_taken or workers.Get_rank() == 0
+    takes = is_shared or workers.Get_rank() == 0
     takers = workers.Split(int(not takes), workers.Get_rank())
     if takes and takers.Get_size() > 1:
-        own = SharedArrays.allocate(kinds) if own is None else own
+        local = SharedArrays.allocate(kinds) if local is None else local
         for first in range(0, _length_of(kinds), _PIECE_BYTES):
-            takers.Bcast(own.bytes[first : first + _PIECE_BYTES])
+            takers.Bcast(local.bytes[first : first + _PIECE_BYTES])
     takers.Free()
-    return own
+    return local
 
 
 def _place_of(descriptor: int) -> MemoryPlace:

@@ -50,7 +50,7 @@ class Share:
         return self.rows == 0 < self.total
 
 
-class WholePart:
+class ReplicatedPart:
     """A part of a batch that all workers get in full, as its length differs from the batch's.
 
     Attributes:
@@ -89,9 +89,9 @@ class RaggedRows:
         first, end, _ = rows.indices(len(self.splits[0]) - 1)
         splits = []
         for ends in self.splits:
-            taken = ends[first : end + 1]
-            first, end = int(taken[0]), int(taken[-1])
-            splits.append(taken - taken[0])
+            row_ends = ends[first : end + 1]
+            first, end = int(row_ends[0]), int(row_ends[-1])
+            splits.append(row_ends - row_ends[0])
         return RaggedRows(self.values[first:end], splits)
 
     def parts(self) -> list[Array]:
@@ -99,18 +99,18 @@ class RaggedRows:
         return [self.values, *self.splits]
 
 
-def portable_batch(batch: Nest) -> list[Array | RaggedRows | WholePart]:
+def pack_batch(batch: Nest) -> list[Array | RaggedRows | ReplicatedPart]:
     """The flat parts of a batch, without None, in a form that can be sent."""
     return [_portable(one) for one in tf.nest.flatten(batch) if one is not None]
 
 
-def _portable(part: TensorLike) -> Array | RaggedRows | WholePart:
+def _portable(part: TensorLike) -> Array | RaggedRows | ReplicatedPart:
     if isinstance(part, tf.RaggedTensor):
         return RaggedRows.of(part)
-    return WholePart(np.asarray(part)) if isinstance(part, WholePart) else np.asarray(part)
+    return ReplicatedPart(np.asarray(part)) if isinstance(part, ReplicatedPart) else np.asarray(part)
 
 
-def whole_parts(parts: Sequence[TensorLike]) -> frozenset[int]:
+def find_replicated_parts(parts: Sequence[TensorLike]) -> frozenset[int]:
     """The indices of the parts of a batch that all workers get in full: those whose length differs from the batch's.
 
     The batch has the length of the parts with the most elements. A batch with a ragged part has no such parts.
@@ -128,7 +128,7 @@ def whole_parts(parts: Sequence[TensorLike]) -> frozenset[int]:
     return frozenset(number for number, shape in shapes.items() if shape[0] != most)
 
 
-def check_lengths(parts: Sequence[TensorLike | NumberedRows | RaggedRows | WholePart]) -> None:
+def check_lengths(parts: Sequence[TensorLike | NumberedRows | RaggedRows | ReplicatedPart]) -> None:
     """Refuses a batch whose parts have unequal numbers of rows, except those that all workers get in full.
 
     Raises:
@@ -138,12 +138,12 @@ def check_lengths(parts: Sequence[TensorLike | NumberedRows | RaggedRows | Whole
         raise SessionError(_UNEQUAL.format(lengths=", ".join(map(str, lengths))))
 
 
-def lengths_of(parts: Sequence[TensorLike | NumberedRows | RaggedRows | WholePart]) -> list[int]:
+def lengths_of(parts: Sequence[TensorLike | NumberedRows | RaggedRows | ReplicatedPart]) -> list[int]:
     """The distinct lengths of the parts of a batch, except those that all workers get in full."""
-    return sorted({rows_of([one]) for one in parts if _has_rows(one)})
+    return sorted({count_rows([one]) for one in parts if _has_rows(one)})
 
 
-def rows_of(batch: Nest) -> int:
+def count_rows(batch: Nest) -> int:
     """The length of a batch, by its first part with rows; 0 where none has any."""
     first = next((one for one in tf.nest.flatten(batch) if _has_rows(one)), None)
     if first is None:
@@ -174,7 +174,7 @@ def share_of(batch: Nest, rank: int, size: int, islands: int = 1) -> Share:
     Raises:
         SessionError: an island has no row.
     """
-    rows, (island, replica) = rows_of(batch), divmod(rank, size // islands)
+    rows, (island, replica) = count_rows(batch), divmod(rank, size // islands)
     begin, after = place_of_share(rows, island, islands)
     total = after - begin
     if not any(_has_rows(one) for one in tf.nest.flatten(batch)):
@@ -182,18 +182,18 @@ def share_of(batch: Nest, rank: int, size: int, islands: int = 1) -> Share:
     if islands > 1 and not total:
         raise SessionError(_NO_ROW.format(rows=rows, islands=islands))
     first, end = place_of_share(total, replica, size // islands)
-    taken = slice(begin + first, begin + max(end, min(first + 1, total)))
+    row_range = slice(begin + first, begin + max(end, min(first + 1, total)))
     arrays: list[Array] = []
     for one in tf.nest.flatten(batch):
         if isinstance(one, tf.RaggedTensor | RaggedRows):
             ragged = one if isinstance(one, RaggedRows) else RaggedRows.of(one)
-            arrays += ragged[taken].parts()
+            arrays += ragged[row_range].parts()
         elif isinstance(one, NumberedRows):
-            arrays.append(one[taken])
+            arrays.append(one[row_range])
         elif one is not None:  # sliced by NumPy, in a tenth of the time of an op
-            arrays.append(np.asarray(one)[taken] if _has_rows(one) else np.asarray(one))
+            arrays.append(np.asarray(one)[row_range] if _has_rows(one) else np.asarray(one))
     return Share(tuple(arrays), end - first, total)
 
 
-def _has_rows(one: TensorLike | NumberedRows | RaggedRows | WholePart | None) -> bool:
+def _has_rows(one: TensorLike | NumberedRows | RaggedRows | ReplicatedPart | None) -> bool:
     return one is not None and len(one.shape) > 0

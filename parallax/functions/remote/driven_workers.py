@@ -12,7 +12,7 @@ from typing import NamedTuple
 from parallax.base.errors import ParallaxError
 from parallax.base.status_line import clear_status, show_status
 from parallax.entry import call as calls
-from parallax.entry.job_beside import CallPlans, JobBeside, JobNeeds, PlannedMessage
+from parallax.entry.job_beside import BackgroundJob, CallPlans, JobRequirements, PlannedMessage
 from parallax.functions.remote.heard_requests import END
 from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.remote.request_queue import RequestQueue
@@ -25,7 +25,7 @@ from parallax.report.text import pluralize
 from parallax.runtime.before_launch import leave_gpus
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
 from parallax.runtime.launcher.restarts.answering import driver_address
-from parallax.runtime.launcher.restarts.waiting_job import let_wait, take_waiting
+from parallax.runtime.launcher.restarts.waiting_job import park_job, take_waiting
 from parallax.runtime.worker.function_package import packed_function, pickle_for_workers
 from parallax.settings.config import Config
 
@@ -39,7 +39,7 @@ class DrivenWorkers:
     """The workers of one job, which open a session for each graph.
 
     Args:
-        needs: the resource file and settings.
+        requirements: the resource file and settings.
         number: the number of the call that they are started for (`call.next_call`).
         plans: the plans of a call with servers, which its job starts; None for one without.
 
@@ -47,20 +47,22 @@ class DrivenWorkers:
         LaunchError: before anything is started, when this host or process cannot start a job.
     """
 
-    def __init__(self, needs: JobNeeds, number: int, plans: CallPlans | None = None) -> None:
-        self.needs = needs
-        self.servers = () if plans is None else plans.on_all().message.servers
+    def __init__(self, requirements: JobRequirements, number: int, plans: CallPlans | None = None) -> None:
+        self.requirements = requirements
+        self.servers = () if plans is None else plans.plan_on_all().message.servers
         self._hosts: tuple[str, ...] = ()  # of the job behind the channel
         self._is_sound = True
         self._open: _OpenGraph | None = None
         self._requests: RequestQueue | None = None  # of the last call
         self._channel: DriverConnection | None = None
-        self._listening = DriverSocket(_address_for(needs), needs.cluster.ports)
-        has_teams = needs.config.stages is not None or needs.config.islands is not None
+        self._listening = DriverSocket(_address_for(requirements), requirements.cluster.ports)
+        has_teams = requirements.config.stages is not None or requirements.config.islands is not None
         address = pickle.dumps(ServedDriver(self._listening.address, has_teams))
         try:
-            servers_on = (lambda _: ()) if plans is None else (lambda hosts: plans.on(hosts).message.servers)
-            self._job = JobBeside(needs, number, packed_function(serve), address, self._is_restart_wanted, servers_on)
+            servers_on = (lambda _: ()) if plans is None else (lambda hosts: plans.plan_on(hosts).message.servers)
+            self._job = BackgroundJob(
+                requirements, number, packed_function(serve), address, self._may_restart, servers_on
+            )
         except BaseException:
             self._listening.close()
             raise
@@ -68,23 +70,25 @@ class DrivenWorkers:
     @property
     def _is_spread(self) -> bool:
         """Whether workers make rows of elements: all stages of a replica would have to draw the same numbers."""
-        return self.needs.config.stages is None and not all(host.is_this_machine for host in self.needs.cluster.hosts)
+        return self.requirements.config.stages is None and not all(
+            host.is_this_machine for host in self.requirements.cluster.hosts
+        )
 
     @property
     def is_sound(self) -> bool:
         """Whether no failure is known."""
         return self._is_sound and self._job.is_alive
 
-    def are_there(self) -> bool:
+    def are_responding(self) -> bool:
         """Whether all workers still answer; workers that have never opened a session are not queried."""
         if self._channel is not None and self.is_sound:
             self._is_sound = False
             with suppress(ChannelClosed):
-                RequestQueue(self._channel).ask("meet")()
+                RequestQueue(self._channel).call("meet")()
                 self._is_sound = True
         return self.is_sound
 
-    def has_open(self, served: ServedGraph) -> bool:
+    def has_graph_open(self, served: ServedGraph) -> bool:
         """Whether their session has this graph."""
         return self._open is not None and self._open.served.is_like(served)
 
@@ -93,7 +97,7 @@ class DrivenWorkers:
         with suppress(ChannelClosed), deferred_interrupts():  # the next caller that needs them detects the failure
             if self._channel is not None and self._open is not None:
                 self._open = None
-                RequestQueue(self._channel).tell("close")
+                RequestQueue(self._channel).notify("close")
 
     @contextmanager
     def session(
@@ -112,7 +116,7 @@ class DrivenWorkers:
         """
         self._is_sound = False  # until they have settled
         try:
-            restarts = self.needs.config.restart.max_restarts
+            restarts = self.requirements.config.restart.max_restarts
             requests = RequestQueue(self._connect(), self._restore if restarts else None)
             self._requests = requests
             if plans is not None:
@@ -123,7 +127,7 @@ class DrivenWorkers:
                     self._open = opened
                 ready = requests.open("resume") if plans is None else requests.open("open", *request)
             saves = config.ckpt_config.ckpt_dir is not None
-            show_status(f"{pluralize(self.needs.cluster.num_workers, 'worker')} open the session")
+            show_status(f"{pluralize(self.requirements.cluster.num_workers, 'worker')} open the session")
             try:
                 with self._job.preempt_on_sigterm() if saves else nullcontext():
                     running = RemoteSteps(graph, requests, ready(), self._whole_results(), self._is_spread)
@@ -132,23 +136,23 @@ class DrivenWorkers:
             except BaseException:
                 requests.give_up()
                 with suppress(ChannelClosed):  # the exception goes before it, and may have come while others started
-                    self._is_sound = self._settles(requests, _PATIENCE_S)
+                    self._is_sound = self._try_settle(requests, _PATIENCE_S)
                 raise
-            self._is_sound = self._settles(requests) and not requests.has_recovered  # each call may restart so often
+            self._is_sound = self._try_settle(requests) and not requests.has_recovered  # each call may restart so often
             requests.give_up()
         except ChannelClosed:
             self._job.fail()
 
     def _whole_results(self) -> frozenset[str] | None:
         """The results that layouts replicate, for `RemoteSteps`, by the plan of the open session."""
-        if self.needs.cluster.num_workers == 1 or self._open is None:
+        if self.requirements.cluster.num_workers == 1 or self._open is None:
             return None
-        layouts = self._open.plans.on_all().decisions.rewrites.layouts
-        return frozenset(name for one in layouts for name in one.whole_results)
+        layouts = self._open.plans.plan_on_all().decisions.rewrites.layouts
+        return frozenset(name for one in layouts for name in one.global_results)
 
-    def _is_restart_wanted(self) -> bool:
+    def _may_restart(self) -> bool:
         """Whether workers that fail now are to be replaced: those of a call in progress and of the first call."""
-        return self._requests is None or not self._requests.has_given_up
+        return self._requests is None or not self._requests.has_failed
 
     def _restore(self) -> tuple[DriverConnection, ReadyWorkers]:
         """Waits for the workers of a restarted job, which open the session.
@@ -165,10 +169,10 @@ class DrivenWorkers:
             with suppress(ChannelClosed):
                 return channel, RequestQueue(channel).open("open", *self._open.request(self._hosts))()
 
-    def _settles(self, requests: RequestQueue, seconds: float = math.inf) -> bool:
+    def _try_settle(self, requests: RequestQueue, seconds: float = math.inf) -> bool:
         """Makes workers finish a call; returns False where they take longer than `seconds`."""
         try:
-            if not requests.ask("settle")(seconds):
+            if not requests.call("settle")(seconds):
                 self._open = None
         except TimeoutError:
             return False
@@ -181,7 +185,7 @@ class DrivenWorkers:
             self._job.cancel()
             return
         with suppress(ChannelClosed):
-            RequestQueue(self._channel).tell(END.kind)
+            RequestQueue(self._channel).notify(END.kind)
         self._job.stop()
         self._channel.close()
 
@@ -191,23 +195,23 @@ class DrivenWorkers:
         if self._channel is None:
             self._channel = self._listening.accept(lambda: self._job.is_alive)
             if self._channel is not None:
-                self._hosts = RequestQueue(self._channel).ask("list_hosts")()
+                self._hosts = RequestQueue(self._channel).call("list_hosts")()
         if self._channel is None:
             raise ChannelClosed
         return self._channel
 
 
-def _address_for(needs: JobNeeds) -> str | None:
+def _address_for(requirements: JobRequirements) -> str | None:
     """This host's address for worker 0; None where worker 0 is on this host.
 
     Raises:
         LaunchError: no network route leads to worker 0's host.
     """
-    hosts = [needs.cluster.leader]
-    if needs.config.restart.min_hosts is not None:  # worker 0 may move
-        hosts += needs.cluster.hosts
+    hosts = [requirements.cluster.leader]
+    if requirements.config.restart.min_hosts is not None:  # worker 0 may move
+        hosts += requirements.cluster.hosts
     away = [host for host in hosts if not host.is_this_machine]
-    return driver_address(needs.cluster, away[0]) if away else None
+    return driver_address(requirements.cluster, away[0]) if away else None
 
 
 class _OpenGraph(NamedTuple):
@@ -225,7 +229,7 @@ class _OpenGraph(NamedTuple):
 
     def request(self, hosts: tuple[str, ...]) -> tuple[PlannedMessage, ServedGraph, bytes]:
         """The arguments of the request by which workers on these hosts, given by their addresses, open it."""
-        return self.plans.on(hosts), self.served, self.config
+        return self.plans.plan_on(hosts), self.served, self.config
 
 
 class ReservedWorkers:
@@ -242,16 +246,20 @@ class ReservedWorkers:
 
     def __init__(self, number: int, config: Config, resource: str | Path | None) -> None:
         self._number, self._resource = number, resource
-        self._needs = JobNeeds.of(config, resource)
+        self._requirements = JobRequirements.of(config, resource)
         waiting = take_waiting()
         with ExitStack() as unless_taken:
             if waiting is not None:
                 unless_taken.callback(waiting.close)
-            if isinstance(waiting, DrivenWorkers) and waiting.needs == self._needs and waiting.are_there():
+            if (
+                isinstance(waiting, DrivenWorkers)
+                and waiting.requirements == self._requirements
+                and waiting.are_responding()
+            ):
                 unless_taken.pop_all()
                 self._workers = waiting
                 return
-        self._workers = DrivenWorkers(self._needs, number)
+        self._workers = DrivenWorkers(self._requirements, number)
 
     @contextmanager
     def session(self, graph: StepGraph, steps: Mapping[str, GraphStep], config: Config) -> Iterator[RemoteSteps]:
@@ -268,16 +276,16 @@ class ReservedWorkers:
         """
         served, plans = ServedGraph.of(graph, steps), None
         has_values = all(place_of_value(one.variable) != INITIAL for one in graph.list_variables())
-        if has_values and self._workers.has_open(served):
+        if has_values and self._workers.has_graph_open(served):
             log.info("The steps are those of the call before, whose plan and workers go on.")
         else:
             self._workers.close_session()  # concurrently
             show_status(f"planning {len(graph.graph.get_operations()):,} ops")
             plans = CallPlans(self._number, graph.graph, config, self._resource)
-            servers = plans.on_all().message.servers
+            servers = plans.plan_on_all().message.servers
             if servers != self._workers.servers:
                 self._workers.close()
-                self._workers = DrivenWorkers(self._needs, self._number, plans if servers else None)
+                self._workers = DrivenWorkers(self._requirements, self._number, plans if servers else None)
         with self._workers.session(plans, graph, served, config) as running:
             yield running
         calls.count_job()
@@ -285,7 +293,7 @@ class ReservedWorkers:
     def release(self) -> None:
         """Lets the workers wait for the next call; a job with servers ends, as these store variables of sessions."""
         if self._workers.is_sound and not self._workers.servers:
-            let_wait(self._workers, IDLE_S)
+            park_job(self._workers, IDLE_S)
         else:
             self._workers.close()
 
@@ -301,13 +309,13 @@ def start_workers(number: int, config: Config, resource: str | Path | None = Non
     Raises:
         ParallaxError: before anything is started, when configuration, resource file or host break a rule.
     """
-    let_wait(DrivenWorkers(JobNeeds.of(config, resource), number), IDLE_S)
+    park_job(DrivenWorkers(JobRequirements.of(config, resource), number), IDLE_S)
 
 
 def leave_gpus_to_workers(config: Config | None = None, resource: str | Path | None = None) -> bool:
     """Keeps this process off GPUs that the workers of a call with these settings use; returns whether there are any."""
     with suppress(ParallaxError):  # which the call raises
-        return leave_gpus(JobNeeds.of(config, resource).cluster)
+        return leave_gpus(JobRequirements.of(config, resource).cluster)
     return False
 
 

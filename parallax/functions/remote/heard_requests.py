@@ -39,7 +39,7 @@ class DriverRequest(NamedTuple):
 END = DriverRequest("end")
 
 
-class HeardRequests:
+class RequestReceiver:
     """The sequence of requests, which is the same on all workers.
 
     Args:
@@ -58,11 +58,11 @@ class HeardRequests:
         self._channel, self._workers, self._prepare = channel, workers, prepare
         self._ahead: deque[tuple[DriverRequest, Picklable]] = deque()
 
-    def take(self) -> tuple[DriverRequest, Picklable]:
+    def receive(self) -> tuple[DriverRequest, Picklable]:
         """Waits for the next request, and returns it with the result of `prepare`. The last one is `END`."""
-        return self._ahead.popleft() if self._ahead else self._hear()
+        return self._ahead.popleft() if self._ahead else self._receive_next()
 
-    def look_ahead(self) -> None:
+    def prefetch(self) -> None:
         """Receives the request after the current one, if it has arrived, so that it is prepared concurrently."""
         if self._ahead:
             return
@@ -70,9 +70,9 @@ class HeardRequests:
         if self._workers.Get_size() > 1:
             has_come = self._workers.bcast(has_come)
         if has_come:
-            self._ahead.append(self._hear())
+            self._ahead.append(self._receive_next())
 
-    def _hear(self) -> tuple[DriverRequest, Picklable]:
+    def _receive_next(self) -> tuple[DriverRequest, Picklable]:
         data = b""
         if self._channel is not None:
             try:
@@ -82,8 +82,8 @@ class HeardRequests:
         if self._workers.Get_size() > 1:
             data = _from_worker_0(data, self._workers)
         request: DriverRequest = pickle.loads(data)
-        own = self._channel.receive() if self._channel is not None and request.has_more else None
-        return request, self._prepare(request, own)
+        payload = self._channel.receive() if self._channel is not None and request.has_more else None
+        return request, self._prepare(request, payload)
 
 
 def _from_worker_0(data: bytes, workers: Comm) -> bytes:

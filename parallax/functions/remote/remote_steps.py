@@ -14,10 +14,10 @@ from parallax.base.types import Array, ArrayOnWorker0, Operation, Picklable, Ten
 from parallax.functions.batches.numbered_rows import NumberedRows
 from parallax.functions.batches.row_pipeline import RawRows, RowPipeline, RunningPipeline
 from parallax.functions.batches.shared_arrays import SharedArrays
-from parallax.functions.batches.shares import RaggedRows, Share, WholePart, check_lengths, portable_batch, rows_of
+from parallax.functions.batches.shares import RaggedRows, ReplicatedPart, Share, check_lengths, count_rows, pack_batch
 from parallax.functions.remote.carried_sums import CarriedSums, RunSums
 from parallax.functions.remote.request_queue import RequestQueue, Resend, SentRequest
-from parallax.functions.remote.serve_driver import ReadyWorkers, StepResults, WantedResults
+from parallax.functions.remote.serve_driver import ReadyWorkers, RequestedResults, StepResults
 from parallax.functions.remote.step_runner import place_of_value
 from parallax.functions.tracing.results import default_rule
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph
@@ -27,7 +27,7 @@ from parallax.report.text import bytes_text
 from parallax.runtime.checkpoint.format.stored_tensors import groups
 
 _RULES = ("mean", "rows", "same", "whole")
-"""The combination rules, in the order of `WantedResults`."""
+"""The combination rules, in the order of `RequestedResults`."""
 _KEPT_BYTES = 1 << 30
 """Limit for the bytes of requests, and of values, that are stored for workers that replace failed ones."""
 _BASE_S, _BASE_COSTS = 10.0, 50
@@ -109,10 +109,10 @@ class RemoteSteps:
         requests.begin_at(self.steps)
         self._sums = CarriedSums()
         requests.watcher = self._sums
-        self._wanted: dict[tuple[str, WantedResults], int] = {}
+        self._wanted: dict[tuple[str, RequestedResults], int] = {}
         self._sent: dict[int, tuple[int, SharedArrays]] = {}  # by id
         self._pipelines: dict[int, _SentPipeline] = {}  # by id
-        self._has_said_bytes = False
+        self._has_logged_bytes = False
         self.backup: ValueBackup | None = None
         self._base_s = self._began_s = time.monotonic()
         self._runs = self._examples = 0
@@ -151,7 +151,7 @@ class RemoteSteps:
                 in_files.setdefault(place.prefix, []).append(name)
         self.write(here)
         for prefix, names in in_files.items():
-            self._requests.tell("load", prefix, names)
+            self._requests.notify("load", prefix, names)
         if self._requests.is_restorable:
             self._requests.rebase()
 
@@ -165,9 +165,9 @@ class RemoteSteps:
         Raises:
             SessionError: the others have unequal numbers of rows.
         """
-        parts: list[Any] = [WholePart(one) if number in whole else one for number, one in enumerate(batch)]
+        parts: list[Any] = [ReplicatedPart(one) if number in whole else one for number, one in enumerate(batch)]
         check_lengths(parts)
-        rows = rows_of(parts)
+        rows = count_rows(parts)
         return Share(tuple(parts), rows or 1, rows)
 
     def start(
@@ -194,12 +194,12 @@ class RemoteSteps:
         rules = list(map(default_rule, fetches)) if rules is None else rules
         rules = [self._checked_rule(rule, one.name) for rule, one in zip(rules, fetches, strict=True)]
         names_by = {rule: [one.name for one, own in zip(fetches, rules, strict=True) if own == rule] for rule in _RULES}
-        wanted = WantedResults(tuple(one.name for one in parts), *(tuple(names_by[rule]) for rule in _RULES))
-        key = step.name, wanted
+        requested = RequestedResults(tuple(one.name for one in parts), *(tuple(names_by[rule]) for rule in _RULES))
+        key = step.name, requested
         if key not in self._wanted:
             self._wanted[key] = len(self._wanted)
-            self._requests.tell("wish", self._wanted[key], *key, resend=Resend.ALWAYS)
-        self._bound_requests()
+            self._requests.notify("wish", self._wanted[key], *key, resend=Resend.ALWAYS)
+        self._limit_requests()
         run, names = self._sums.note_run(step.name), self._sums.names.get(step.name, ())
         answer = self._send_batch(self._wanted[key], share, run, step.is_counted)
         self.steps += step.is_counted
@@ -207,43 +207,45 @@ class RemoteSteps:
         self._examples += share.total
 
         def wait() -> list[Value]:
-            found: StepResults = answer()
-            self._saved_step = found.saved_step
-            waiting = dict(zip(_RULES, map(iter, (found.means, found.rows, found.same, found.whole)), strict=True))
+            results: StepResults = answer()
+            self._saved_step = results.saved_step
+            waiting = dict(
+                zip(_RULES, map(iter, (results.means, results.rows, results.same, results.whole)), strict=True)
+            )
             return [*(run.totals[name] for name in names), *(next(waiting[rule]) for rule in rules)]
 
         return wait
 
     def read_epoch(self) -> tuple[int, int, int]:
         """See `RunningSteps`."""
-        found: tuple[int, int, int] = self._requests.ask("read_epoch")()
-        return found
+        epoch_and_batches: tuple[int, int, int] = self._requests.call("read_epoch")()
+        return epoch_and_batches
 
     def note_epoch(self, epoch: int, step: int, batches: int | None) -> None:
         """See `RunningSteps`."""
-        self._requests.tell("note_epoch", epoch, step, batches)
+        self._requests.notify("note_epoch", epoch, step, batches)
 
     def read(self, names: Sequence[str]) -> dict[str, ArrayOnWorker0]:
         """The values of variables by name."""
-        variables, found = self.variables(), {}
+        variables, value_by_name = self.variables(), {}
         for group in groups({name: bytes_of(variables[name]) for name in names}):
-            found.update(self._requests.ask("read", group)())
-        return found
+            value_by_name.update(self._requests.call("read", group)())
+        return value_by_name
 
     def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
         """Writes values of variables, by name."""
         arrays = {name: np.asarray(value) for name, value in values.items()}
         for group in groups({name: array.nbytes for name, array in arrays.items()}):
-            self._requests.tell("write", group, payload=[arrays[name] for name in group])
+            self._requests.notify("write", group, payload=[arrays[name] for name in group])
 
     def store(self, folder: Path, names: Sequence[str], step: int | None = None) -> dict[str, InFile]:
         """See `RunningSteps`."""
-        found: dict[str, InFile] = self._requests.ask("store", folder, list(names), step)()
-        return found
+        file_by_name: dict[str, InFile] = self._requests.call("store", folder, list(names), step)()
+        return file_by_name
 
     def reset(self, op: Operation) -> None:
         """See `RunningSteps`."""
-        self._requests.tell("reset", op.name, note=self._sums.note_reset())
+        self._requests.notify("reset", op.name, note=self._sums.note_reset())
 
     def _checked_rule(self, rule: str, name: str) -> str:
         """The rule, or one that checks equality, for a result without a layout, which must be equal on all workers."""
@@ -269,10 +271,10 @@ class RemoteSteps:
         """Whether workers that replace failed ones begin with the values of the last read."""
         return self._requests.is_restorable and self._graph.loop is None  # else with a checkpoint's
 
-    def _bound_requests(self) -> None:
+    def _limit_requests(self) -> None:
         """Bounds the requests that are stored for workers that replace failed ones, and the work to repeat."""
         requests = self._requests
-        if self._begins_at_backup and requests.kept_bytes > _KEPT_BYTES:
+        if self._begins_at_backup and requests.stored_bytes > _KEPT_BYTES:
             self._take_backup()
         else:
             self.back_up(_BASE_S)
@@ -280,7 +282,7 @@ class RemoteSteps:
             return
         if not self._begins_at_backup:
             requests.forget_until(self._saved_step or 0)
-        if requests.kept_bytes > _KEPT_BYTES:
+        if requests.stored_bytes > _KEPT_BYTES:
             self._give_up("batches", _SAVE if self._begins_at_backup else _SAVE_MORE_OFTEN)
 
     def _take_backup(self) -> None:
@@ -298,47 +300,49 @@ class RemoteSteps:
         if self._begins_at_backup:
             sizes = {name: np.asarray(value).nbytes for name, value in values.items()}
             writes = [(group, [values[name] for name in group]) for group in groups(sizes)]
-            self._requests.rebase(SentRequest.of("write", (names,), own, resend=Resend.ALWAYS) for names, own in writes)
+            self._requests.rebase(
+                SentRequest.of("write", (names,), content, resend=Resend.ALWAYS) for names, content in writes
+            )
 
     def _give_up(self, what: str, remedy: str) -> None:
         self._requests.give_up()
         log.warning(_TOO_MUCH.format(size=bytes_text(_KEPT_BYTES), what=what, remedy=remedy))
 
-    def _send_batch(self, wanted: int, batch: Share, run: RunSums, counts: bool) -> Callable[..., Picklable]:
+    def _send_batch(self, results_number: int, batch: Share, run: RunSums, counts: bool) -> Callable[..., Picklable]:
         """Sends row numbers of arrays, which are sent once, or shares of a batch; returns a function that waits."""
-        ask = partial(self._requests.ask, resend=Resend.SINCE_BASE, note=run, counts=counts)
+        ask = partial(self._requests.call, resend=Resend.SINCE_BASE, note=run, counts=counts)
         raw = [part for part in batch.arrays if isinstance(part, RawRows)]
         if raw:
             elements = [np.asarray(part.array) for part in raw]
             sent = self._send_pipeline(raw[0].pipeline, elements)
             if sent.here is None:
-                self._say_bytes(elements, "elements, of which workers make rows,")
-                return ask("elements", wanted, sent.number, payload=elements)
-            rows: Sequence[Array | RaggedRows | WholePart] = sent.here.make(elements)
-            self._say_bytes(rows, "rows")
-            return ask("batch", wanted, payload=rows)
+                self._log_sent_bytes(elements, "elements, of which workers make rows,")
+                return ask("elements", results_number, sent.number, payload=elements)
+            rows: Sequence[Array | RaggedRows | ReplicatedPart] = sent.here.make(elements)
+            self._log_sent_bytes(rows, "rows")
+            return ask("batch", results_number, payload=rows)
         numbered = [part for part in batch.arrays if isinstance(part, NumberedRows)]
         if not numbered or len(numbered) < len(batch.arrays):
-            rows = portable_batch(batch.arrays)
-            self._say_bytes(rows, "rows")
-            return ask("batch", wanted, payload=rows)
+            rows = pack_batch(batch.arrays)
+            self._log_sent_bytes(rows, "rows")
+            return ask("batch", results_number, payload=rows)
         shared = numbered[0].source
         if id(shared) not in self._sent:
             self._sent[id(shared)] = len(self._sent), shared  # referenced, so that its id is not reused
             self._send_arrays(self._sent[id(shared)][0], shared)
-        return ask("rows", wanted, self._sent[id(shared)][0], numbered[0].numbers)
+        return ask("rows", results_number, self._sent[id(shared)][0], numbered[0].numbers)
 
     def _send_arrays(self, number: int, shared: SharedArrays) -> None:
         """Passes arrays to the workers: mapped on this host, if worker 0 is never on another one, else sent."""
         requests = self._requests
-        is_mapped = requests.is_on_this_machine and requests.ask("can_open", shared.place, shared.kinds)()
+        is_mapped = requests.is_on_this_machine and requests.call("can_open", shared.place, shared.kinds)()
         place, payload = (shared.place, None) if is_mapped else (None, shared.arrays)
-        requests.tell("arrays", number, shared.kinds, place, payload=payload, resend=Resend.ALWAYS)
+        requests.notify("arrays", number, shared.kinds, place, payload=payload, resend=Resend.ALWAYS)
 
-    def _say_bytes(self, parts: Sequence[Array | RaggedRows | WholePart], what: str) -> None:
+    def _log_sent_bytes(self, parts: Sequence[Array | RaggedRows | ReplicatedPart], what: str) -> None:
         """Logs once the bytes that a batch sends to other hosts."""
-        if self.is_spread and not self._has_said_bytes:
-            self._has_said_bytes = True
+        if self.is_spread and not self._has_logged_bytes:
+            self._has_logged_bytes = True
             size = sum(array.nbytes for one in parts for array in _arrays_of(one))
             log.info(f"This process reads the input and sends {bytes_text(size)} of {what} per batch to worker 0.")
 
@@ -347,8 +351,8 @@ class RemoteSteps:
         if id(pipeline) in self._pipelines:
             return self._pipelines[id(pipeline)]
         number, here, first = len(self._pipelines), RunningPipeline(pipeline), [one[:1] for one in elements]
-        self._requests.tell("pipeline", number, pipeline, resend=Resend.ALWAYS)
-        is_like = self._requests.ask("try_pipeline", number, pipeline, here.make(first), payload=first)()
+        self._requests.notify("pipeline", number, pipeline, resend=Resend.ALWAYS)
+        is_like = self._requests.call("try_pipeline", number, pipeline, here.make(first), payload=first)()
         if is_like:
             here.close()
         else:
@@ -357,8 +361,8 @@ class RemoteSteps:
         return self._pipelines[id(pipeline)]
 
 
-def _arrays_of(part: Array | RaggedRows | WholePart) -> list[Array]:
+def _arrays_of(part: Array | RaggedRows | ReplicatedPart) -> list[Array]:
     """The arrays that are sent for a part of a batch."""
     if isinstance(part, RaggedRows):
         return part.parts()
-    return [part.array if isinstance(part, WholePart) else part]
+    return [part.array if isinstance(part, ReplicatedPart) else part]

@@ -111,8 +111,8 @@ class RequestQueue:
 
     Attributes:
         has_recovered: whether workers have failed and others have continued.
-        has_given_up: whether a failure of the workers is final.
-        kept_bytes: of the requests since the base, which would be sent again.
+        has_failed: whether a failure of the workers is final.
+        stored_bytes: of the requests since the base, which would be sent again.
         watcher: tracks the requests that are stored.
 
     Args:
@@ -123,9 +123,9 @@ class RequestQueue:
     def __init__(self, channel: DriverConnection, restore: Restore | None = None) -> None:
         self._channel, self._restore = channel, restore
         self.watcher: RequestWatcher | None = None
-        self.has_recovered, self.has_given_up = False, restore is None
-        self.kept_bytes = 0
-        self._asked = self._heard = 0  # requests with answers, and answers
+        self.has_recovered, self.has_failed = False, restore is None
+        self.stored_bytes = 0
+        self._requested_count = self._answered_count = 0  # requests with answers, and answers
         self._waiting: deque[SentRequest] = deque()  # for their answers
         self._answers: dict[int, Picklable] = {}
         self._opening: SentRequest | None = None
@@ -145,7 +145,7 @@ class RequestQueue:
         return self._restore is not None
 
     def open(self, kind: str, *arguments: Picklable) -> Callable[..., Picklable]:
-        """Opens or resumes a session, which restored workers already have; arguments and result are those of `ask`."""
+        """Opens or resumes a session, which restored workers already have; arguments and result are those of `call`."""
         self._opening = SentRequest.of(kind, arguments, has_answer=True, resend=Resend.UNANSWERED)
         return self._send(self._opening, is_logged=False)
 
@@ -153,7 +153,7 @@ class RequestQueue:
         """Sets the number of counted steps that the session has run."""
         self._steps = self._first = step
 
-    def tell(
+    def notify(
         self,
         kind: str,
         *arguments: Picklable,
@@ -175,7 +175,7 @@ class RequestQueue:
         """
         self._send(SentRequest.of(kind, arguments, payload, resend=resend, note=note))
 
-    def ask(
+    def call(
         self,
         kind: str,
         *arguments: Picklable,
@@ -187,11 +187,11 @@ class RequestQueue:
         """Sends a request that has an answer.
 
         Args:
-            kind: as for `tell`, like all the others.
-            arguments: as for `tell`.
-            payload: as for `tell`.
-            resend: as for `tell`.
-            note: as for `tell`; it gets the answer too.
+            kind: as for `notify`, like all the others.
+            arguments: as for `notify`.
+            payload: as for `notify`.
+            resend: as for `notify`.
+            note: as for `notify`; it gets the answer too.
             counts: whether it is a counted step.
 
         Returns:
@@ -209,27 +209,27 @@ class RequestQueue:
         if requests is None:
             self._base += self._log
         else:
-            self._forget(list(self._log))
+            self._drop_requests(list(self._log))
             self._base = list(requests)
         self._log.clear()
-        self.kept_bytes = 0
+        self.stored_bytes = 0
 
     def forget_until(self, step: int) -> None:
         """Drops answered requests whose effect is in a checkpoint of a counted step."""
         dropped: list[SentRequest] = []
         while self._log and self._log[0].at < step and self._is_answered(self._log[0]):
             dropped.append(self._log.popleft())
-            self.kept_bytes -= dropped[-1].num_bytes
+            self.stored_bytes -= dropped[-1].num_bytes
         if dropped:
             self._first, self._base = dropped[-1].at + 1, []
-        self._forget(dropped)
+        self._drop_requests(dropped)
 
     def give_up(self) -> None:
         """Stores no requests from now on: a failure of the workers becomes final."""
-        self.has_given_up, self._restore = True, None
+        self.has_failed, self._restore = True, None
         self._base, self._setup = [], []
         self._log.clear()
-        self.kept_bytes = 0
+        self.stored_bytes = 0
 
     def _send(self, request: SentRequest, is_logged: bool = True) -> Callable[..., Picklable]:
         """Sends a request; returns a function that waits for its answer."""
@@ -238,13 +238,13 @@ class RequestQueue:
                 request.at = self._steps
                 self._steps += request.counts
                 if request.has_answer:
-                    request.number = self._asked
-                    self._asked += 1
+                    request.number = self._requested_count
+                    self._requested_count += 1
                     self._waiting.append(request)
                 if self._restore is not None and is_logged:
                     is_setup = request.resend is Resend.ALWAYS
                     (self._setup if is_setup else self._log).append(request)
-                    self.kept_bytes += 0 if is_setup else request.num_bytes
+                    self.stored_bytes += 0 if is_setup else request.num_bytes
                 _send_on(self._channel, request)
         except ChannelClosed:
             self._recover()
@@ -255,18 +255,18 @@ class RequestQueue:
                 try:
                     self._channel.wait(until_s)
                     with deferred_interrupts():
-                        self._hear(self._channel.receive())
+                        self._process_answer(self._channel.receive())
                 except ChannelClosed:
                     self._recover()
             return self._answers.pop(request.number)
 
         return wait
 
-    def _hear(self, answer: Picklable) -> None:
+    def _process_answer(self, answer: Picklable) -> None:
         """Processes the next answer."""
         request = self._waiting.popleft()
         self._answers[request.number] = answer
-        self._heard += 1
+        self._answered_count += 1
         if request.note is not None:
             request.note.on_answer(answer)
 
@@ -293,7 +293,7 @@ class RequestQueue:
     def _send_again(self, channel: DriverConnection, ready: ReadyWorkers) -> None:
         self._channel = channel
         if self._waiting and self._waiting[0] is self._opening:
-            self._hear(ready)
+            self._process_answer(ready)
         self._check_step(ready.resumed_step or 0)
         self.forget_until(ready.resumed_step or 0)
         if self.watcher is not None:
@@ -317,9 +317,9 @@ class RequestQueue:
             raise SessionError(_LOST.format(step=step))
 
     def _is_answered(self, request: SentRequest) -> bool:
-        return not request.has_answer or request.number < self._heard
+        return not request.has_answer or request.number < self._answered_count
 
-    def _forget(self, dropped: list[SentRequest]) -> None:
+    def _drop_requests(self, dropped: list[SentRequest]) -> None:
         if dropped and self.watcher is not None:
             self.watcher.on_forget(dropped)
 

@@ -28,7 +28,7 @@ from parallax.functions.batches.numbered_rows import NumberedArrays
 from parallax.functions.batches.row_pipeline import RowPipeline, RunningPipeline
 from parallax.functions.batches.shared_arrays import ArrayKind, MemoryPlace, SharedArrays, can_open, share_among_workers
 from parallax.functions.batches.shares import RaggedRows, Share, share_of
-from parallax.functions.remote.heard_requests import END, DriverRequest, HeardRequests
+from parallax.functions.remote.heard_requests import END, DriverRequest, RequestReceiver
 from parallax.functions.remote.step_runner import RunningSteps
 from parallax.functions.tracing.served_graph import ServedGraph
 from parallax.functions.tracing.step_graph import GraphStep
@@ -71,7 +71,7 @@ class ReadyWorkers(NamedTuple):
     resumed_step: int | None
 
 
-class WantedResults(NamedTuple):
+class RequestedResults(NamedTuple):
     """Names of the tensors that a step returns.
 
     Attributes:
@@ -90,7 +90,7 @@ class WantedResults(NamedTuple):
 
 
 class StepResults(NamedTuple):
-    """Values of `WantedResults`, of the global batch.
+    """Values of `RequestedResults`, of the global batch.
 
     Attributes:
         sums, means, rows, same, whole: as there.
@@ -107,7 +107,7 @@ class StepResults(NamedTuple):
 
 def serve() -> None:
     """The main function of a worker (runtime/worker/call_function.py): serves the driver's requests until that ends."""
-    driver: ServedDriver = pickle.loads(calls.attachment())
+    driver: ServedDriver = pickle.loads(calls.get_attachment())
     members = current_process_group()
     current_heartbeat().expect_sessions()
     with keras_left_out():
@@ -127,26 +127,26 @@ class _Service:
         self._steps: dict[str, GraphStep] = {}
         self._is_of_one_call = False
         self._whole: frozenset[str] = frozenset()
-        self._wanted: dict[int, WantedResults] = {}
-        self._of_wanted: dict[int, tuple[GraphStep, list[Tensor], list[Tensor]]] = {}
+        self._requested: dict[int, RequestedResults] = {}
+        self._requested_by_step: dict[int, tuple[GraphStep, list[Tensor], list[Tensor]]] = {}
         self._arrays: dict[int, NumberedArrays] = {}
         self._pipelines: dict[int, RunningPipeline] = {}
-        self._requests = HeardRequests(channel, self._comm, self._prepare)
+        self._requests = RequestReceiver(channel, self._comm, self._prepare)
 
     def run(self) -> None:
         """Serves until the driver ends or disappears."""
         while True:
-            request, own = self._requests.take()
+            request, prepared = self._requests.receive()
             if request.kind == END.kind:
                 return
             serves: Callable[..., Picklable] = getattr(self, f"serve_{request.kind}")
-            serves(*request.arguments, own)
+            serves(*request.arguments, prepared)
 
-    def _prepare(self, request: DriverRequest, own: Picklable) -> Picklable:
+    def _prepare(self, request: DriverRequest, payload: Picklable) -> Picklable:
         """Starts to compute the rows of a batch as soon as its elements arrive."""
         if request.kind != "elements":
-            return own
-        return self._pipelines[request.arguments[1]].start(self._own_share(own))
+            return payload
+        return self._pipelines[request.arguments[1]].start(self._scatter_share(payload))
 
     def _answer(self, value: Picklable) -> None:
         if self._channel is not None:
@@ -165,7 +165,7 @@ class _Service:
         """Opens a session on a graph, and answers when it is open."""
         self._members.parcel = planned.message
         rewrites = planned.decisions.rewrites
-        self._whole = frozenset(one for layouts in rewrites.layouts for one in layouts.whole_results)
+        self._whole = frozenset(one for layouts in rewrites.layouts for one in layouts.global_results)
         config: Config = pickle.loads(settings)
         graph, self._steps = served.import_graph()
         cut = StepCut.of(rewrites.terms.accumulate_steps, rewrites.micro_batches)
@@ -209,16 +209,16 @@ class _Service:
             last()
         for pipeline in self._pipelines.values():
             pipeline.close()
-        for of_call in (self._wanted, self._of_wanted, self._arrays, self._pipelines):
+        for of_call in (self._requested, self._requested_by_step, self._arrays, self._pipelines):
             of_call.clear()
 
-    def serve_wish(self, number: int, name: str, wanted: WantedResults, _: None) -> None:
+    def serve_wish(self, number: int, name: str, wanted: RequestedResults, _: None) -> None:
         """Assigns a number to a step with particular results."""
         step = self._steps[name]
-        self._wanted[number] = wanted
+        self._requested[number] = wanted
         find = step.run.graph.get_tensor_by_name
         others = [find(name) for names in wanted._replace(rows=()) for name in names]
-        self._of_wanted[number] = step, others, [find(name) for name in wanted.rows]
+        self._requested_by_step[number] = step, others, [find(name) for name in wanted.rows]
 
     def serve_can_open(self, place: MemoryPlace, kinds: Sequence[ArrayKind], _: None) -> None:
         """Answers whether worker 0 can map arrays of the driver's."""
@@ -235,11 +235,11 @@ class _Service:
             place: where worker 0 maps them; None where they are sent.
             sent: the arrays, on worker 0.
         """
-        own = None
+        shared = None
         if self._members.rank == 0:
-            own = SharedArrays.copy_of(sent or []) if place is None else SharedArrays.open(place, kinds)
+            shared = SharedArrays.copy_of(sent or []) if place is None else SharedArrays.open(place, kinds)
         host = self._members.parcel.hosts[self._members.rank]
-        self._arrays[number] = NumberedArrays(share_among_workers(kinds, own, self._comm, host))
+        self._arrays[number] = NumberedArrays(share_among_workers(kinds, shared, self._comm, host))
 
     def serve_rows(self, wanted: int, number: int, numbers: Array, _: None) -> None:
         """Runs a step on rows of arrays."""
@@ -261,20 +261,20 @@ class _Service:
 
     def serve_elements(self, wanted: int, _: int, rows: Future[Share]) -> None:
         """Runs a step on rows computed from elements; those of the next step are computed concurrently."""
-        self._requests.look_ahead()
+        self._requests.prefetch()
         self._run(wanted, rows.result())
 
     def serve_batch(self, wanted: int, own: list[Array | RaggedRows] | None) -> None:
         """Runs a step on a batch that worker 0 splits."""
-        self._run(wanted, self._own_share(own))
+        self._run(wanted, self._scatter_share(own))
 
-    def _own_share(self, batch: list[Array | RaggedRows] | None) -> Share:
+    def _scatter_share(self, batch: list[Array | RaggedRows] | None) -> Share:
         """This worker's share of a batch that worker 0 has: that of its replica, where the model is in stages."""
         size, (_, replicas, _), islands = self._members.size, self._members.in_script, self._members.islands
-        own = [] if batch is None else [share_of(batch, replica, replicas, islands) for replica in range(replicas)]
-        shares = [one for one in own for _ in range(size // replicas)] or None
-        found: Share = self._comm.scatter(shares) if size > 1 else shares[0] if shares else Share(())
-        return found
+        parts = [] if batch is None else [share_of(batch, replica, replicas, islands) for replica in range(replicas)]
+        shares = [one for one in parts for _ in range(size // replicas)] or None
+        share: Share = self._comm.scatter(shares) if size > 1 else shares[0] if shares else Share(())
+        return share
 
     def serve_read(self, names: Sequence[str], _: None) -> None:
         """Answers with values of variables, by name."""
@@ -306,18 +306,18 @@ class _Service:
 
     def _run(self, number: int, share: Share) -> None:
         """Runs a step, and answers with the results of one process."""
-        wanted, (step, others, of_examples) = self._wanted[number], self._of_wanted[number]
-        found, by_part = self._running.run(step, share, others, of_examples)
+        requested, (step, others, of_examples) = self._requested[number], self._requested_by_step[number]
+        returned, by_part = self._running.run(step, share, others, of_examples)
         if self._members.stage:
             return  # the first stage of the replica has all values
-        values = iter([np.asarray(value) for value in found])
-        sums, means, _, same, whole = ([next(values) for _ in names] for names in wanted._replace(rows=()))
+        values = iter([np.asarray(value) for value in returned])
+        sums, means, _, same, whole = ([next(values) for _ in names] for names in requested._replace(rows=()))
         rows = [
             np.concatenate([self._rows_of(name, np.asarray(value), part) for value, part in parts])
-            for name, parts in zip(wanted.rows, by_part, strict=True)
+            for name, parts in zip(requested.rows, by_part, strict=True)
         ]
-        own = StepResults(sums, means, rows, same, whole)
-        results = _of_all(own, self._running.comm, self._running.size, self._members.islands)
+        local = StepResults(sums, means, rows, same, whole)
+        results = _of_all(local, self._running.comm, self._running.size, self._members.islands)
         if results is not None:
             self._answer(results._replace(saved_step=self._running.saved_step))
 
@@ -330,13 +330,13 @@ class _Service:
         return _checked_rows(value, share)
 
 
-def _of_all(own: StepResults, comm: Comm, size: int, islands: int = 1) -> StepResults | None:
+def _of_all(local: StepResults, comm: Comm, size: int, islands: int = 1) -> StepResults | None:
     """The results of all workers, on worker 0.
 
     Islands have equal results for no two batches: their mean is taken for real numbers, else the first island's.
 
     Args:
-        own: this worker's.
+        local: this worker's.
         comm: of the workers.
         size: their number.
         islands: into how many they are cut.
@@ -345,40 +345,40 @@ def _of_all(own: StepResults, comm: Comm, size: int, islands: int = 1) -> StepRe
         SessionError: on worker 0, when results that must be equal on all workers differ.
     """
     if size == 1:
-        return own
+        return local
     if islands > 1:
-        return _of_islands(own, comm, size)
-    marks = np.array([_mark_of(one) for one in own.same], np.float64)
-    numbers = [*own.sums, *own.means]
+        return _of_islands(local, comm, size)
+    marks = np.array([_mark_of(one) for one in local.same], np.float64)
+    numbers = [*local.sums, *local.means]
     flat = np.concatenate([marks, marks * marks, *map(np.ravel, numbers)], dtype=np.float64)
     whole = np.empty_like(flat) if comm.Get_rank() == 0 else None
     comm.Reduce(flat, whole)
-    joined = [comm.gather(one) for one in own.rows]
+    gathered = [comm.gather(one) for one in local.rows]
     if whole is None:
         return None
     if not np.array_equal(size * whole[len(marks) : 2 * len(marks)], whole[: len(marks)] ** 2):
         raise SessionError(_NOT_THE_SAME)
-    found, place = [], 2 * len(marks)
+    values, place = [], 2 * len(marks)
     for number, value in enumerate(numbers):
         part = whole[place : place + value.size].reshape(value.shape)
-        found.append((part if number < len(own.sums) else part / size).astype(value.dtype))
+        values.append((part if number < len(local.sums) else part / size).astype(value.dtype))
         place += value.size
-    sums, means = found[: len(own.sums)], found[len(own.sums) :]
-    return StepResults(sums, means, [np.concatenate(pieces) for pieces in joined], own.same, own.whole)
+    sums, means = values[: len(local.sums)], values[len(local.sums) :]
+    return StepResults(sums, means, [np.concatenate(pieces) for pieces in gathered], local.same, local.whole)
 
 
-def _of_islands(own: StepResults, comm: Comm, size: int) -> StepResults | None:
+def _of_islands(local: StepResults, comm: Comm, size: int) -> StepResults | None:
     """The results of all workers in islands, on worker 0."""
-    alike = [*own.same, *own.whole]
+    alike = [*local.same, *local.whole]
     real = [number for number, one in enumerate(alike) if np.issubdtype(one.dtype, np.floating)]
-    joined = own._replace(means=[*own.means, *(alike[number] for number in real)], same=[])
+    joined = local._replace(means=[*local.means, *(alike[number] for number in real)], same=[])
     found = _of_all(joined, comm, size)
     if found is None:
         return None
-    for number, mean in zip(real, found.means[len(own.means) :], strict=True):
+    for number, mean in zip(real, found.means[len(local.means) :], strict=True):
         alike[number] = mean
-    same, whole = alike[: len(own.same)], alike[len(own.same) :]
-    return found._replace(means=found.means[: len(own.means)], same=same, whole=whole)
+    same, whole = alike[: len(local.same)], alike[len(local.same) :]
+    return found._replace(means=found.means[: len(local.means)], same=same, whole=whole)
 
 
 def _mark_of(value: Array) -> int:

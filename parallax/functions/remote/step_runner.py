@@ -77,8 +77,8 @@ class RunningSteps:
     def saved_step(self) -> int | None:
         """The counted step of the session's latest checkpoint; None while there is none."""
         checkpoints = self._session.checkpoints
-        found: int | None = None if checkpoints is None else checkpoints.saved_step
-        return found
+        step: int | None = None if checkpoints is None else checkpoints.saved_step
+        return step
 
     def run(
         self, step: GraphStep, share: Share, fetches: Sequence[Tensor], rows: Sequence[Tensor] = ()
@@ -96,15 +96,15 @@ class RunningSteps:
             shares: of a stand-in's where a share has no rows. With stages, the first stage has all values, and another
             stage None for those of others.
         """
-        wanted, parts = [step.run, *fetches, *rows], self._cut.micro_batches(step, share, self._team_size)
+        tensors, parts = [step.run, *fetches, *rows], self._cut.micro_batches(step, share, self._team_size)
         runs = [MicroBatchRun(len(parts), part.total / max(share.total, 1)) for part in parts]
-        given = self._session.run_parts(
-            wanted, [self._feeds(step, part) for part in parts], runs if self._cut.count > 1 else None
+        results = self._session.run_parts(
+            tensors, [self._feeds(step, part) for part in parts], runs if self._cut.count > 1 else None
         )
-        found = [[None if one is None else one[0] for one in own] for own in given]
+        whole_results = [[None if one is None else one[0] for one in own] for own in results]
         self.steps += step.is_counted
-        by_tensor = list(zip(*found, strict=True))[1:]
-        values = [self._cut.put_together(one.name, own) for one, own in zip(fetches, by_tensor, strict=False)]
+        by_tensor = list(zip(*whole_results, strict=True))[1:]
+        values = [self._cut.combine_results(one.name, own) for one, own in zip(fetches, by_tensor, strict=False)]
         return values, [list(zip(own, parts, strict=True)) for own in by_tensor[len(fetches) :]]
 
     def _feeds(self, step: GraphStep, share: Share) -> dict[Tensor, list[Value]]:
@@ -143,8 +143,8 @@ class RunningSteps:
 
     def read(self, names: Sequence[str]) -> dict[str, ArrayOnWorker0]:
         """The values of variables by name, arrays on worker 0, None elsewhere; every worker must call it."""
-        found = self._session.values.read([self._ops[name] for name in names])
-        return {name: found[self._ops[name]] for name in names}
+        value_by_op = self._session.values.read([self._ops[name] for name in names])
+        return {name: value_by_op[self._ops[name]] for name in names}
 
     def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
         """Writes worker 0's values of variables by name (None elsewhere), wherever they are stored."""

@@ -57,7 +57,7 @@ def check_signature(signature: Sequence[TypeSpec] | None) -> None:
         raise ConfigError(_NO_SIGNATURE.format(given=signature))
 
 
-def bound_arguments(
+def bind_arguments(
     function: Callable[..., Nest], args: Sequence[Argument], kwargs: dict[str, Argument]
 ) -> tuple[list[Argument], dict[str, Argument]]:
     """The arguments of a call bound to the function's parameters, so that positional and keyword calls are equal.
@@ -99,8 +99,8 @@ def arguments_of(
         GraphError: an argument is a tensor without rows to split, a sparse one, or one that the signature does not
             allow.
     """
-    given, wider = (list(args), []) if signature is None else _apply_signature(list(args), list(signature))
-    structure = (given, dict(kwargs))
+    flat_arguments, wider = (list(args), []) if signature is None else _apply_signature(list(args), list(signature))
+    structure = (flat_arguments, dict(kwargs))
     flat = tf.nest.flatten(structure)
     tensors, specs, others = [], [], []
     for number, one in enumerate(flat):
@@ -130,17 +130,17 @@ def without_values(arguments: Arguments) -> Arguments:
     return replace(arguments, structure=_form_of(arguments), tensors=())
 
 
-def are_alike(known: Arguments, given: Arguments) -> bool:
+def are_alike(known: Arguments, passed: Arguments) -> bool:
     """Whether a trace for some arguments also serves others.
 
     Args:
         known: a result of `without_values`.
-        given: of another call.
+        passed: of another call.
     """
-    if len(known.specs) != len(given.specs) or known.structure != _form_of(given):
+    if len(known.specs) != len(passed.specs) or known.structure != _form_of(passed):
         return False
-    fits = all(own.is_compatible_with(other) for own, other in zip(known.specs, given.specs, strict=True))
-    return fits and all(_is_equal(*pair) for pair in zip(known.others, given.others, strict=True))
+    fits = all(own.is_compatible_with(other) for own, other in zip(known.specs, passed.specs, strict=True))
+    return fits and all(_is_equal(*pair) for pair in zip(known.others, passed.others, strict=True))
 
 
 def arguments_text(arguments: Arguments) -> str:
@@ -163,13 +163,13 @@ def _apply_signature(args: list[Argument], signature: list[TypeSpec]) -> tuple[l
     except (TypeError, ValueError) as error:
         raise GraphError(_OTHER_VALUE.format(spec=signature, given=repr(args[:count])[:200])) from error
     if _has_tensors(args[count:]):
-        given = arguments_text(arguments_of(args, {}))
-        raise GraphError(_OTHER_COUNT.format(signature=_specs_text(specs), given=given))
-    tensors = [_as_said(one, spec) for one, spec in zip(flat, specs, strict=True)]
+        passed_text = arguments_text(arguments_of(args, {}))
+        raise GraphError(_OTHER_COUNT.format(signature=_specs_text(specs), given=passed_text))
+    tensors = [_convert_to_spec(one, spec) for one, spec in zip(flat, specs, strict=True)]
     return [*tf.nest.pack_sequence_as(signature, tensors), *args[count:]], specs
 
 
-def _as_said(one: Argument, spec: TypeSpec) -> TensorLike:
+def _convert_to_spec(one: Argument, spec: TypeSpec) -> TensorLike:
     """An argument converted to the tensor or array that a spec requires."""
     is_array = isinstance(one, np.ndarray) and one.dtype == spec.dtype.as_numpy_dtype
     if isinstance(spec, tf.TensorSpec) and not is_array and not isinstance(one, tf.Tensor):
@@ -177,9 +177,9 @@ def _as_said(one: Argument, spec: TypeSpec) -> TensorLike:
             one = tf.convert_to_tensor(one, spec.dtype)
         except (TypeError, ValueError) as error:
             raise GraphError(_OTHER_VALUE.format(spec=spec, given=repr(one)[:80])) from error
-    found = tf.type_spec_from_value(one)
-    if not spec.is_compatible_with(found):
-        raise GraphError(_OTHER_VALUE.format(spec=spec, given=found))
+    passed_spec = tf.type_spec_from_value(one)
+    if not spec.is_compatible_with(passed_spec):
+        raise GraphError(_OTHER_VALUE.format(spec=spec, given=passed_spec))
     return one
 
 

@@ -13,7 +13,7 @@ from unittest import mock
 import tensorflow as tf
 
 from parallax.base.types import KerasModel, Tensor
-from parallax.graph.own_batch import mark_statistics, own_mean, own_normalizations, own_sum
+from parallax.graph.own_batch import average_locally, mark_statistics, normalizing_locally, sum_locally
 
 OWN = "own"
 _wanted: list[str] = []
@@ -31,7 +31,7 @@ def statistics_of(batch: str) -> Iterator[None]:
 
 def fused_normalizations() -> AbstractContextManager[None]:
     """A context in which fused normalizations use the selected statistics."""
-    return own_normalizations() if OWN in _wanted[-1:] else nullcontext()
+    return normalizing_locally() if OWN in _wanted[-1:] else nullcontext()
 
 
 @contextmanager
@@ -40,29 +40,29 @@ def normalizations_of_keras() -> Iterator[None]:
     from keras.src.backend.tensorflow import nn
     from keras.src.layers.normalization.batch_normalization import BatchNormalization
 
-    is_own, rows = OWN in _wanted[-1:], {}  # type: bool, dict[int, tuple[Tensor, Tensor, Tensor]]
+    is_local, rows = OWN in _wanted[-1:], {}  # type: bool, dict[int, tuple[Tensor, Tensor, Tensor]]
     moments, normalize = BatchNormalization._moments, nn.batch_normalization
 
     def mark_moments(layer: KerasModel, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        if not is_own or layer.renorm:
+        if not is_local or layer.renorm:
             with mark_statistics():
-                found = moments(layer, inputs, mask)
-                return found[0], found[1]
-        mean, variance = _own_moments(inputs, mask, layer._reduction_axes)
-        found = [tf.reduce_mean(one, layer._reduction_axes) for one in (mean, variance)]
-        rows[id(found[0])] = found[0], mean, variance
-        return found[0], found[1]
+                batch_moments = moments(layer, inputs, mask)
+                return batch_moments[0], batch_moments[1]
+        mean, variance = _compute_local_moments(inputs, mask, layer._reduction_axes)
+        batch_moments = [tf.reduce_mean(one, layer._reduction_axes) for one in (mean, variance)]
+        rows[id(batch_moments[0])] = batch_moments[0], mean, variance
+        return batch_moments[0], batch_moments[1]
 
     def normalize_apart(
         x: Tensor, mean: Tensor, variance: Tensor, axis: int, *others: Tensor, **options: Tensor
     ) -> Tensor:
         if id(mean) not in rows:
             return normalize(x, mean, variance, axis, *others, **options)
-        _, own, own_variance = rows[id(mean)]
+        _, local_mean, local_variance = rows[id(mean)]
         zero, one = tf.zeros_like(mean), tf.ones_like(mean)
         options = dict(zip(("offset", "scale", "epsilon"), others, strict=False)) | options
         epsilon = options.pop("epsilon", 1e-3)
-        scaled = (x - own) * tf.math.rsqrt(own_variance + epsilon)
+        scaled = (x - local_mean) * tf.math.rsqrt(local_variance + epsilon)
         return normalize(scaled, zero, one, axis, **options, epsilon=0.0)
 
     with ExitStack() as stack:
@@ -71,14 +71,14 @@ def normalizations_of_keras() -> Iterator[None]:
         yield
 
 
-def _own_moments(inputs: Tensor, mask: Tensor | None, axes: list[int]) -> tuple[Tensor, Tensor]:
+def _compute_local_moments(inputs: Tensor, mask: Tensor | None, axes: list[int]) -> tuple[Tensor, Tensor]:
     """Mean and variance of the per-worker batch, in the shape of the inputs, as Keras computes them."""
     if mask is None:
-        mean = own_mean(inputs, axes)
-        return mean, own_mean(tf.square(inputs - mean), axes)
+        mean = average_locally(inputs, axes)
+        return mean, average_locally(tf.square(inputs - mean), axes)
     import keras
 
     is_counted = tf.broadcast_to(tf.cast(mask, bool)[..., None], tf.shape(inputs))
-    count = own_sum(tf.cast(is_counted, inputs.dtype), axes) + keras.config.epsilon()
-    mean = own_sum(tf.where(is_counted, inputs, 0.0), axes) / count
-    return mean, own_sum(tf.where(is_counted, tf.square(inputs - mean), 0.0), axes) / count
+    count = sum_locally(tf.cast(is_counted, inputs.dtype), axes) + keras.config.epsilon()
+    mean = sum_locally(tf.where(is_counted, inputs, 0.0), axes) / count
+    return mean, sum_locally(tf.where(is_counted, tf.square(inputs - mean), 0.0), axes) / count

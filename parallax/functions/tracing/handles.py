@@ -107,11 +107,11 @@ def _run(op: str | bytes, inputs: Sequence[Argument], execute: Callable[[], Nest
         if _is_lazy(name):
             raise SessionError(_LATER.format(op=name, name=watch.name))
         watch.before(name == _OVERWRITES)
-    found = execute()
+    result = execute()
     for place, watch in watches:
         if not is_read_only(name, place):
             watch.written()
-    return found
+    return result
 
 
 def _watches_of(inputs: Sequence[Argument]) -> Iterator[tuple[int, HandleWatch]]:
@@ -140,15 +140,15 @@ def _written_by(function: str) -> frozenset[int]:
     """The indices of a function's arguments that are inputs of ops in its body that may write a variable."""
     definition = context.context().get_function_def(function)
     places = {one.name: place for place, one in enumerate(definition.signature.input_arg)}
-    found, read = [], RESOURCE_READ_OPS.union(_LOOKS)
+    written, read = [], RESOURCE_READ_OPS.union(_LOOKS)
     for node in definition.node_def:
         only_read = node.attr[_READ_ONLY].list.i if _READ_ONLY in node.attr else ()
-        found += [
+        written += [
             places[one]
             for place, one in enumerate(node.input)
             if one in places and node.op not in read and place not in only_read
         ]
-    return frozenset(found)
+    return frozenset(written)
 
 
 def _is_lazy(op: str) -> bool:

@@ -29,7 +29,7 @@ from parallax.base.types import (
 
 
 @contextmanager
-def merged_rows(optimizer: KerasOptimizer) -> Iterator[None]:
+def merging_rows(optimizer: KerasOptimizer) -> Iterator[None]:
     """A context in which `optimizer.apply` gives sparse gradients the results of dense ones.
 
     Args:
@@ -48,14 +48,14 @@ def merged_rows(optimizer: KerasOptimizer) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_replace_method(optimizer, "apply", merging))
         for updating in _updating(optimizer):
-            stack.enter_context(_replace_method(updating, "_all_reduce_sum_gradients", _as_they_are))
+            stack.enter_context(_replace_method(updating, "_all_reduce_sum_gradients", _skip_replica_sum))
             if _row_update(updating) is not None:
                 stack.enter_context(_replace_method(updating, "update_step", _by_row(updating, rows, rates)))
         yield
 
 
 @contextmanager
-def taken_by_row() -> Iterator[None]:
+def reading_by_row() -> Iterator[None]:
     """A context in which Keras reads a sparse gradient's own rows where it would otherwise read a whole table.
 
     A division by a full tensor uses the rows that the gradient has; Keras first searches all rows for zeros, from which
@@ -82,7 +82,7 @@ def taken_by_row() -> Iterator[None]:
 
 
 @contextmanager
-def rows_apart(optimizer: KerasOptimizer) -> Iterator[None]:
+def leaving_rows_unmerged(optimizer: KerasOptimizer) -> Iterator[None]:
     """A context in which `optimizer.apply` gives sparse gradients the results of plain Keras.
 
     Args:
@@ -90,7 +90,7 @@ def rows_apart(optimizer: KerasOptimizer) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for updating in _updating(optimizer):
-            stack.enter_context(_replace_method(updating, "_all_reduce_sum_gradients", _as_they_are))
+            stack.enter_context(_replace_method(updating, "_all_reduce_sum_gradients", _skip_replica_sum))
         yield
 
 
@@ -104,7 +104,7 @@ def _replace_method(optimizer: KerasOptimizer, method: str, by: Callable[..., ob
         object.__delattr__(optimizer, method)
 
 
-def _as_they_are(gradients_and_variables: Nest) -> Nest:
+def _skip_replica_sum(gradients_and_variables: Nest) -> Nest:
     """Replaces the sum over replicas, of which there is one: its op would read all gradients, and is on one server."""
     return gradients_and_variables
 
@@ -117,13 +117,13 @@ def _updating(optimizer: KerasOptimizer) -> list[KerasOptimizer]:
     return list(optimizer.optimizers) if several and isinstance(optimizer, several) else [optimizer]
 
 
-def _that_updates(optimizer: KerasOptimizer, variable: KerasVariable) -> KerasOptimizer:
+def _find_updating_optimizer(optimizer: KerasOptimizer, variable: KerasVariable) -> KerasOptimizer:
     """The one of `_updating` that updates a variable."""
-    found = _updating(optimizer)
-    return found[0] if len(found) == 1 else next(one for one in found if _knows(one, variable))
+    candidates = _updating(optimizer)
+    return candidates[0] if len(candidates) == 1 else next(one for one in candidates if _has_variable(one, variable))
 
 
-def _knows(optimizer: KerasOptimizer, variable: KerasVariable) -> bool:
+def _has_variable(optimizer: KerasOptimizer, variable: KerasVariable) -> bool:
     return any(known is variable for known in optimizer._trainable_variables)
 
 
@@ -135,10 +135,12 @@ def _merge(
         return gradient
     touched, places = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(touched)[0])
-    updating = _that_updates(optimizer, variable)
+    updating = _find_updating_optimizer(optimizer, variable)
     if _row_update(updating) is not None and not updating.gradient_accumulation_steps:
-        held: Variable = variable._value if hasattr(variable, "_value") else variable  # of Keras, or a tf.Variable
-        rows[held.ref()] = touched
+        tf_variable: Variable = (
+            variable._value if hasattr(variable, "_value") else variable
+        )  # of Keras, or a tf.Variable
+        rows[tf_variable.ref()] = touched
         return values  # scaling and clipping have the same result as on the dense gradient
     return tf.math.unsorted_segment_sum(values, touched, variable.shape[0])
 
@@ -171,11 +173,11 @@ def _row_update(optimizer: KerasOptimizer) -> Callable[[KerasOptimizer, Tensor, 
     An optimizer declares this by a method `update_rows` (parallax/optimizers/of_keras.py). A subclass of Keras's
     optimizers may behave otherwise, so it is excluded.
     """
-    own: Callable[[KerasOptimizer, Tensor, Tensor, Variable, Tensor], None] | None = getattr(
+    update_rows: Callable[[KerasOptimizer, Tensor, Tensor, Variable, Tensor], None] | None = getattr(
         type(optimizer), "update_rows", None
     )
-    if own is not None:
-        return own
+    if update_rows is not None:
+        return update_rows
     if type(optimizer) is keras.optimizers.SGD and not optimizer.momentum:
         return _sgd
     return _adagrad if type(optimizer) is keras.optimizers.Adagrad else None

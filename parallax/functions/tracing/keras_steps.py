@@ -17,7 +17,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from parallax.base.types import Argument, Gradient, KerasOptimizer, KerasVariable, TensorLike, Variable
 from parallax.functions.tracing.batch_statistics import normalizations_of_keras
-from parallax.functions.tracing.keras_optimizers import merged_rows, rows_apart, taken_by_row
+from parallax.functions.tracing.keras_optimizers import leaving_rows_unmerged, merging_rows, reading_by_row
 from parallax.functions.tracing.layer_marks import mark_layers
 from parallax.functions.tracing.libraries import LibraryVariable
 
@@ -34,12 +34,14 @@ def record_use(merges_rows: bool) -> Iterator[Callable[[], dict[int, LibraryVari
     """
     used: dict[int, KerasVariable] = {}
     made: list[KerasVariable] = []
-    with _reads_noted(used), optimizers_seen(merges_rows, made) as optimizers:
-        yield lambda: _collect_seen(used, list(optimizers.values()), {id(one._value) for one in made})
+    with _recording_reads(used), record_optimizers(merges_rows, made) as optimizers:
+        yield lambda: _collect_variables(used, list(optimizers.values()), {id(one._value) for one in made})
 
 
 @contextmanager
-def optimizers_seen(merges_rows: bool, made: list[KerasVariable] | None = None) -> Iterator[dict[int, KerasOptimizer]]:
+def record_optimizers(
+    merges_rows: bool, made: list[KerasVariable] | None = None
+) -> Iterator[dict[int, KerasOptimizer]]:
     """A context that records applied optimizers by their ids, whatever their origin.
 
     Args:
@@ -48,12 +50,14 @@ def optimizers_seen(merges_rows: bool, made: list[KerasVariable] | None = None) 
     """
     optimizers: dict[int, KerasOptimizer] = {}
     with ExitStack() as stack:
-        stack.enter_context(taken_by_row())
+        stack.enter_context(reading_by_row())
         stack.enter_context(normalizations_of_keras())
         stack.enter_context(mark_layers(Layer))
-        stack.enter_context(_variables_made_eagerly([] if made is None else made))
+        stack.enter_context(_creating_eagerly([] if made is None else made))
         for kind in _kinds_with_apply(BaseOptimizer):
-            stack.enter_context(_applies_noted(kind, optimizers, stack, merged_rows if merges_rows else rows_apart))
+            stack.enter_context(
+                _recording_applies(kind, optimizers, stack, merging_rows if merges_rows else leaving_rows_unmerged)
+            )
         yield optimizers
 
 
@@ -77,7 +81,7 @@ def _head(variable: KerasVariable) -> str:
 
 
 @contextmanager
-def _variables_made_eagerly(made: list[KerasVariable]) -> Iterator[None]:
+def _creating_eagerly(made: list[KerasVariable]) -> Iterator[None]:
     """A context in which variables created by a trace get their values at once, as TensorFlow else traces twice.
 
     The values are those of the initializers, wherever they are called.
@@ -85,18 +89,18 @@ def _variables_made_eagerly(made: list[KerasVariable]) -> Iterator[None]:
     Args:
         made: a list to which the variables are added.
     """
-    own = backend.Variable._initialize_with_initializer
+    original = backend.Variable._initialize_with_initializer
 
     def initialize(self: KerasVariable, initializer: Callable[..., TensorLike]) -> None:
         with tf.init_scope(), tf.variable_creator_scope(_eager_variable):
-            own(self, initializer)
+            original(self, initializer)
         made.append(self)
 
     backend.Variable._initialize_with_initializer = initialize
     try:
         yield
     finally:
-        backend.Variable._initialize_with_initializer = own
+        backend.Variable._initialize_with_initializer = original
 
 
 def _eager_variable(next_creator: Callable[..., Variable], **kwargs: Argument) -> Variable:
@@ -105,11 +109,11 @@ def _eager_variable(next_creator: Callable[..., Variable], **kwargs: Argument) -
 
 
 @contextmanager
-def _reads_noted(used: dict[int, KerasVariable]) -> Iterator[None]:
-    own = BackendVariable.value
+def _recording_reads(used: dict[int, KerasVariable]) -> Iterator[None]:
+    original = BackendVariable.value
 
     def value(self: KerasVariable) -> TensorLike:
-        found = own.fget(self)
+        found = original.fget(self)
         used[id(self._value)] = self
         return found
 
@@ -117,32 +121,32 @@ def _reads_noted(used: dict[int, KerasVariable]) -> Iterator[None]:
     try:
         yield
     finally:
-        BackendVariable.value = own
+        BackendVariable.value = original
 
 
 def _kinds_with_apply(kind: type[KerasOptimizer]) -> list[type]:
     """The optimizer classes that define `apply`."""
-    found = [kind] if "apply" in vars(kind) else []
+    kinds = [kind] if "apply" in vars(kind) else []
     for derived in kind.__subclasses__():
-        found += _kinds_with_apply(derived)
-    return list(dict.fromkeys(found))
+        kinds += _kinds_with_apply(derived)
+    return list(dict.fromkeys(kinds))
 
 
 @contextmanager
-def _applies_noted(
+def _recording_applies(
     kind: type[KerasOptimizer],
     optimizers: dict[int, KerasOptimizer],
     stack: ExitStack,
     seeing: Callable[[KerasOptimizer], AbstractContextManager[None]],
 ) -> Iterator[None]:
-    own = kind.apply
+    original = kind.apply
 
     def apply(
         self: KerasOptimizer, gradients: Sequence[Gradient], trainable_variables: Sequence[KerasVariable] | None = None
     ) -> object:
         is_inner = any(self is one for outer in optimizers.values() for one in _within(outer))
         if id(self) in optimizers or is_inner:
-            return own(self, gradients, trainable_variables)
+            return original(self, gradients, trainable_variables)
         optimizers[id(self)] = self
         if trainable_variables is not None and not self.built:
             with tf.init_scope():
@@ -154,22 +158,24 @@ def _applies_noted(
     try:
         yield
     finally:
-        kind.apply = own
+        kind.apply = original
 
 
 def _within(optimizer: KerasOptimizer) -> list[KerasOptimizer]:
     """The optimizers that one calls."""
-    own = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
-    return [one for one in own if one is not None]
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [one for one in inner if one is not None]
 
 
-def _collect_seen(
+def _collect_variables(
     used: dict[int, KerasVariable], optimizers: list[KerasOptimizer], made: set[int]
 ) -> dict[int, LibraryVariable]:
-    found = {key: LibraryVariable(one.path, bool(one.trainable), key in made, key in made) for key, one in used.items()}
+    variable_by_id = {
+        key: LibraryVariable(one.path, bool(one.trainable), key in made, key in made) for key, one in used.items()
+    }
     for optimizer in optimizers:
         trained = list(getattr(optimizer, "_trainable_variables", ()))
         for one in optimizer.variables:
             name, key = slot_name(one.path, trained), id(getattr(one, "_value", one))
-            found[key] = LibraryVariable(name, False, is_new=key in made)
-    return found
+            variable_by_id[key] = LibraryVariable(name, False, is_new=key in made)
+    return variable_by_id

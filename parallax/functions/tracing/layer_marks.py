@@ -19,17 +19,17 @@ def mark_layers(kind: type[Any]) -> Iterator[None]:
     Args:
         kind: the base class of layers in a version of Keras.
     """
-    own = kind.__call__
+    original = kind.__call__
 
     def call(self: KerasModel, *args: Argument, **kwargs: Argument) -> Nest:
-        found = own(self, *args, **kwargs)
-        for one in tf.nest.flatten(found):
+        outputs = original(self, *args, **kwargs)
+        for one in tf.nest.flatten(outputs):
             if isinstance(one, tf.Tensor) and tf.is_symbolic_tensor(one):
                 mark_layer(one.op, self.name)
-        return found
+        return outputs
 
     kind.__call__ = call
     try:
         yield
     finally:
-        kind.__call__ = own
+        kind.__call__ = original

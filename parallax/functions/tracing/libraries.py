@@ -43,8 +43,8 @@ def record_library_use(merges_rows: bool = False) -> Iterator[Callable[[], dict[
     """
     with ExitStack() as stack:
         modules = [import_module(f"{__package__}.{name}") for key, name in _MODULE_BY_PACKAGE.items() if _is_used(key)]
-        found = [stack.enter_context(module.record_use(merges_rows)) for module in modules]
-        yield lambda: {key: one for each in found for key, one in each().items()}
+        readers = [stack.enter_context(module.record_use(merges_rows)) for module in modules]
+        yield lambda: {key: one for each in readers for key, one in each().items()}
 
 
 def _is_used(package: str) -> bool:

@@ -85,8 +85,8 @@ def _owner_of(handle: Handle) -> object | None:
 def _contents(handle: Handle, key_type: DType, value_type: DType) -> tuple[Array, Array]:
     """The keys of a table, in order, and their values."""
     with context.eager_mode():
-        found = tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=key_type, Tvalues=value_type)
-        keys, values = (one.numpy() for one in found)
+        exported = tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=key_type, Tvalues=value_type)
+        keys, values = (one.numpy() for one in exported)
     order = np.argsort(keys, kind="stable")
     return keys[order], values[order]
 

@@ -45,25 +45,25 @@ def rules_of(results: Nest, returns: Nest) -> tuple[str, ...]:
             raise GraphError(f"A step must return dense tensors, got {one}. Make it dense, or do not return it.")
     if returns is None:
         return tuple(default_rule(one) for one in flat)
-    said = _words(returns, len(flat))
-    whole = [one.dtype.name for one, word in zip(flat, said, strict=False) if word == "mean" and not _is_real(one)]
+    requested = _list_rules(returns, len(flat))
+    whole = [one.dtype.name for one, word in zip(flat, requested, strict=False) if word == "mean" and not _is_real(one)]
     if whole:
         raise GraphError(
             f"A mean over the batch must have a floating-point type, but the step returns one of {whole[0]}, whose "
             "shares would be rounded. Cast it first: tf.cast(value, tf.float32)."
         )
-    if len(said) != len(flat) or any(one not in RULES for one in said):
+    if len(requested) != len(flat) or any(one not in RULES for one in requested):
         raise ConfigError(
             f"`returns` must have one word for each of the {len(flat)} tensors that the step returns, got "
             f"{returns!r}. The words are {_RULES_TEXT}."
         )
-    return tuple(said)
+    return tuple(requested)
 
 
 def mark_means(results: Nest, returns: Nest) -> Nest:
     """The results of a step in its trace, with means over the batch marked as reported; arguments as in `rules_of`."""
     flat = tf.nest.flatten(results)
-    waiting = iter(_words(returns, sum(one is not None for one in flat)))
+    waiting = iter(_list_rules(returns, sum(one is not None for one in flat)))
     words = [None if one is None else next(waiting, None) for one in flat]
     marked = [
         reported_value(one)
@@ -92,8 +92,8 @@ def mark_results(graph: Graph, fetches: Nest, rules: Sequence[str]) -> tuple[Nes
     flat = tf.nest.flatten(fetches)
     waiting = iter(rules)
     with graph.as_default(), graph.name_scope("results/"):
-        found = [one if one is None else _mark_result(one, next(waiting)) for one in flat]
-    return tf.nest.pack_sequence_as(fetches, found), tuple("same" if rule == "sum" else rule for rule in rules)
+        marked = [one if one is None else _mark_result(one, next(waiting)) for one in flat]
+    return tf.nest.pack_sequence_as(fetches, marked), tuple("same" if rule == "sum" else rule for rule in rules)
 
 
 def _mark_result(tensor: Tensor, rule: str) -> Tensor:
@@ -108,7 +108,7 @@ def _is_real(tensor: Tensor) -> bool:
     return bool(tensor.dtype.is_floating)
 
 
-def _words(returns: Nest, count: int) -> list[str]:
+def _list_rules(returns: Nest, count: int) -> list[str]:
     if returns is None:
         return []
     if isinstance(returns, str):
@@ -118,6 +118,6 @@ def _words(returns: Nest, count: int) -> list[str]:
 
 def reported_value(value: Tensor) -> Tensor:
     """A scalar of the batch that a step logs, marked as reported."""
-    found = tf.identity(value, name=f"reported_{VALUE}")
-    mark_reported(found, VALUE)
-    return found
+    reported = tf.identity(value, name=f"reported_{VALUE}")
+    mark_reported(reported, VALUE)
+    return reported

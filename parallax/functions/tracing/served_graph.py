@@ -85,9 +85,9 @@ class ServedGraph:
 
     def import_graph(self) -> tuple[StepGraph, dict[str, GraphStep]]:
         """Imports the graph, with its own variables but without the script's; returns it and its steps."""
-        found = tf.compat.v1.MetaGraphDef.FromString(self.meta_graph)
+        meta_graph = tf.compat.v1.MetaGraphDef.FromString(self.meta_graph)
         with tf.Graph().as_default() as graph:
-            import_scoped_meta_graph(found)  # that of tf.compat.v1.train creates a Saver too
+            import_scoped_meta_graph(meta_graph)  # that of tf.compat.v1.train creates a Saver too
         if self.functions:
             _register_functions(graph, self.functions)
         variables = {one.handle.op.name: one for one in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
@@ -115,15 +115,15 @@ def _pickled_functions(graph: Graph) -> bytes:
     tokens = {node.attr["token"].s.decode() for node in nodes if node.op in PYTHON_OPS}
     registered = {token: script_ops._py_funcs.get(token) for token in sorted(tokens)}
     # TensorFlow suspends AutoGraph around the function itself, which is pickled.
-    found = {token: getattr(function, "__wrapped__", function) for token, function in registered.items()}
-    return pickle_for_workers(found, "Python code that a step calls") if found else b""
+    function_by_token = {token: getattr(function, "__wrapped__", function) for token, function in registered.items()}
+    return pickle_for_workers(function_by_token, "Python code that a step calls") if function_by_token else b""
 
 
 def _register_functions(graph: Graph, functions: bytes) -> None:
     """Registers the functions with TensorFlow for the graph's ops, for the lifetime of the graph."""
-    found = pickle.loads(functions)
-    graph._parallax_functions = found
-    for token, function in found.items():
+    function_by_token = pickle.loads(functions)
+    graph._parallax_functions = function_by_token
+    for token, function in function_by_token.items():
         script_ops._py_funcs._funcs[token] = function
 
 

@@ -22,7 +22,7 @@ from parallax.base.errors import GraphError
 from parallax.base.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, TypeSpec, Variable
 from parallax.functions.tracing.lookup_tables import table_in_graph
 from parallax.functions.tracing.traced_values import handle_of, initial_of
-from parallax.graph.batches import mark_batch, mark_elements, mark_full, mark_length, mark_part, mark_row_ends
+from parallax.graph.batches import mark_batch, mark_elements, mark_full, mark_length, mark_partial_sum, mark_row_ends
 from parallax.graph.view import EXAMPLES
 from parallax.report.logger import log
 
@@ -151,13 +151,13 @@ class StepGraph:
             for number, (feed, length_of_feed) in enumerate(zip(feeds, lengths, strict=True)):
                 if length_of_feed and number not in whole:
                     feed.op._set_attr(EXAMPLES, attr_value_pb2.AttrValue(i=length_of_feed))
-            taken = [self._take(name, outer) for outer in captured]
+            captured_inputs = [self._take(name, outer) for outer in captured]
             if is_counted:
                 self.loop = _loop_variables()
             first = self.graph.version
             if self.loop is not None and is_counted:
                 self.loop.step.assign_add(1, read_value=False)
-            results = concrete._call_flat([*feeds], taken)
+            results = concrete._call_flat([*feeds], captured_inputs)
             run = tf.group(*self.graph.get_operations()[first:], name="run")
             # Each result separately: the call's own name represents all of them, including those that depend on
             # gradients.
@@ -218,19 +218,19 @@ class StepGraph:
                     initializer=self._initializer(one),
                 )
             if variable.aggregation == tf.VariableAggregation.SUM:
-                mark_part(self.made[one.name])
+                mark_partial_sum(self.made[one.name])
         return self.made[one.name]
 
     def _op_name(self, name: str) -> str:
         """An op name valid in TensorFlow, for a name that may have other characters."""
         made = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name)
         made = made if re.match(r"[A-Za-z0-9.]", made) else f"v{made}"
-        taken = {variable.handle.op.name for variable in self.made.values()} | {one.name for one in self.variables}
-        number, found = 0, made
-        while found != name and found in taken:
+        used_names = {variable.handle.op.name for variable in self.made.values()} | {one.name for one in self.variables}
+        number, op_name = 0, made
+        while op_name != name and op_name in used_names:
             number += 1
-            found = f"{made}_{number}"
-        return found
+            op_name = f"{made}_{number}"
+        return op_name
 
     def _initializer(self, one: StepVariable) -> Callable[..., Tensor]:
         """A function that returns a variable's initial value: zero (an empty text, False), or its traced one."""
@@ -238,13 +238,13 @@ class StepGraph:
         return tf.compat.v1.zeros_initializer() if initial is None else partial(_import, initial)
 
 
-def unique_name(name: str, taken: Collection[str]) -> str:
+def unique_name(name: str, used_names: Collection[str]) -> str:
     """The name, or the name with a number where it is in use."""
-    found, number = name, 0
-    while found in taken:
+    candidate, number = name, 0
+    while candidate in used_names:
         number += 1
-        found = f"{name}_{number}"
-    return found
+        candidate = f"{name}_{number}"
+    return candidate
 
 
 def _loop_variables() -> LoopVariables:
@@ -274,13 +274,13 @@ def _mark(
             mark_full(parts[0], full)
     if not batches:
         return None
-    rows = tf.compat.v1.placeholder_with_default(_own_length(feeds, signature, batches), [], name="rows")
+    rows = tf.compat.v1.placeholder_with_default(_measure_local_batch(feeds, signature, batches), [], name="rows")
     length = tf.compat.v1.placeholder_with_default(rows, [], name="length")
     mark_length(length, step)
     return rows, length
 
 
-def _own_length(feeds: Sequence[Tensor], signature: Nest, batches: Sequence[Tensor]) -> Tensor:
+def _measure_local_batch(feeds: Sequence[Tensor], signature: Nest, batches: Sequence[Tensor]) -> Tensor:
     """The length of the fed batch, int64: for a ragged tensor's parts, it follows from the row splits alone."""
     ends = []
     for spec, parts in _parts_of(feeds, signature):

@@ -99,17 +99,17 @@ def traced_step(
         with explain_open_lengths():
             return traced.get_concrete_function(*arguments.specs)
 
-    with record_library_use(merges_rows) as seen, handles_noted() as by_handle:
+    with record_library_use(merges_rows) as seen, record_handles() as by_handle:
         concrete = trace()
-        taken, known = captured_variables(concrete, by_handle), seen()
+        captured, known = captured_variables(concrete, by_handle), seen()
         if any(one.is_new for one in known.values()):  # again, as TensorFlow does: the step may depend on what is built
-            made = [one for one in taken if id(one) in known and known[id(one)].is_made]
+            made = [one for one in captured if id(one) in known and known[id(one)].is_made]
             concrete = trace()
-            taken, known = captured_variables(concrete, by_handle), seen()
-            check_made_once(made, taken)
+            captured, known = captured_variables(concrete, by_handle), seen()
+            check_variables_reused(made, captured)
         check_sums(concrete, parts)
         check_returned(concrete, parts, concrete.outputs[: len(concrete.outputs) - len(parts)])
-        return StepTrace(concrete, tuple(_name_variables(taken, known)), tuple(parts))
+        return StepTrace(concrete, tuple(_name_variables(captured, known)), tuple(parts))
 
 
 def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> list[Tensor]:
@@ -120,8 +120,8 @@ def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> lis
         by_handle: as for `captured_variables`.
     """
     captures = tf.compat.v1.get_default_graph().captures
-    taken = [by_handle[id(outer)] for outer, _ in captures if id(outer) in by_handle]
-    parts[:] = [one for one in taken if one.aggregation == tf.VariableAggregation.SUM]
+    partial_variables = [by_handle[id(outer)] for outer, _ in captures if id(outer) in by_handle]
+    parts[:] = [one for one in partial_variables if one.aggregation == tf.VariableAggregation.SUM]
     return [tf.identity(one) for one in parts]
 
 
@@ -136,7 +136,7 @@ def explain_open_lengths() -> Iterator[None]:
         raise
 
 
-def check_made_once(first: Sequence[Variable], second: Sequence[Variable]) -> None:
+def check_variables_reused(first: Sequence[Variable], second: Sequence[Variable]) -> None:
     """Refuses a step that reads other variables each time it is traced, as TensorFlow does.
 
     Args:
@@ -146,31 +146,31 @@ def check_made_once(first: Sequence[Variable], second: Sequence[Variable]) -> No
     Raises:
         GraphError: names the new variables.
     """
-    kept = set(map(id, second))
-    names = [getattr(one, "path", one.name.split(":")[0]) for one in first if id(one) not in kept]
+    second_ids = set(map(id, second))
+    names = [getattr(one, "path", one.name.split(":")[0]) for one in first if id(one) not in second_ids]
     if names:
         raise GraphError(_MADE_ANEW.format(names=", ".join(names)))
 
 
 @contextmanager
-def handles_noted() -> Iterator[dict[int, Variable]]:
+def record_handles() -> Iterator[dict[int, Variable]]:
     """A context that records variables by the id of their handle when it is accessed.
 
     TensorFlow's trace lists variables that are read, but not those that an op of an optimizer updates in place.
     """
-    found: dict[int, Variable] = {}
-    own = BaseResourceVariable.handle
+    variable_by_handle: dict[int, Variable] = {}
+    original = BaseResourceVariable.handle
 
     def handle(self: Variable) -> Handle:
-        tensor = own.fget(self)
-        found[id(tensor)] = self
+        tensor = original.fget(self)
+        variable_by_handle[id(tensor)] = self
         return tensor
 
     BaseResourceVariable.handle = property(handle)
     try:
-        yield found
+        yield variable_by_handle
     finally:
-        BaseResourceVariable.handle = own
+        BaseResourceVariable.handle = original
 
 
 def captured_variables(concrete: ConcreteFunction, by_handle: Mapping[int, Variable]) -> list[Variable]:
@@ -180,18 +180,18 @@ def captured_variables(concrete: ConcreteFunction, by_handle: Mapping[int, Varia
 
     Args:
         concrete: the traced function.
-        by_handle: id of a handle -> variable, of `handles_noted` around the trace.
+        by_handle: id of a handle -> variable, of `record_handles` around the trace.
     """
     by_handle = {**by_handle, **{id(handle_of(variable)): variable for variable in concrete.graph.variables}}
     return [by_handle[id(outer)] for outer, _ in concrete.graph.captures if id(outer) in by_handle]
 
 
 def _name_variables(variables: Sequence[Variable], seen: dict[int, LibraryVariable]) -> list[StepVariable]:
-    found: list[StepVariable] = []
-    taken: set[str] = set()
+    named: list[StepVariable] = []
+    used_names: set[str] = set()
     for one in variables:
         known = seen.get(id(one), LibraryVariable(one.name.split(":")[0], bool(one.trainable)))
-        name = unique_name(known.name, taken)  # variables of nested models, and unnamed ones, may share one
-        taken.add(name)
-        found.append(StepVariable(one, name, known.trainable))
-    return found
+        name = unique_name(known.name, used_names)  # variables of nested models, and unnamed ones, may share one
+        used_names.add(name)
+        named.append(StepVariable(one, name, known.trainable))
+    return named

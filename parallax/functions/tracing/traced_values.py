@@ -83,7 +83,7 @@ class TracedVariable(UninitializedVariable):  # type: ignore[misc]
             raise
 
 
-class _Whole:
+class _MaterializedBytes:
     """The variables that this process has materialized.
 
     Attributes:
@@ -98,21 +98,21 @@ class _Whole:
         """Adds a variable, or raises an error if it exceeds the limit."""
         if id(variable) in self._bytes:
             return
-        own, limit = bytes_of(variable), self.limit()
-        total = own + sum(self._bytes.values())
+        num_bytes, limit = bytes_of(variable), self.limit()
+        total = num_bytes + sum(self._bytes.values())
         if total > limit:
-            texts = {"limit": bytes_text(int(limit)), "own": bytes_text(own), "total": bytes_text(total)}
+            texts = {"limit": bytes_text(int(limit)), "own": bytes_text(num_bytes), "total": bytes_text(total)}
             raise SessionError(_TOO_LARGE.format(name=variable.name.split(":")[0], where=where, remedy=remedy, **texts))
-        self._bytes[id(variable)] = own
+        self._bytes[id(variable)] = num_bytes
         weakref.finalize(variable, self._bytes.pop, id(variable), None)
 
 
-_whole = _Whole()
+_materialized = _MaterializedBytes()
 
 
-def limit_whole(limit: Callable[[], float]) -> None:
+def limit_materialized(limit: Callable[[], float]) -> None:
     """Sets the limit, in bytes, of traced variables that this process may materialize; it is evaluated at each read."""
-    _whole.limit = limit
+    _materialized.limit = limit
 
 
 def traced_variable(initial: ConcreteFunction, **kwargs: Argument) -> Variable:
@@ -136,8 +136,8 @@ def bytes_of(variable: Variable) -> int:
 
 def handle_of(variable: Variable) -> Handle:
     """The handle of a variable, which is not materialized for it."""
-    own = vars(variable)
-    return own["_handle"] if "_handle" in own else variable.handle
+    attributes = vars(variable)
+    return attributes["_handle"] if "_handle" in attributes else variable.handle
 
 
 def initial_of(variable: Variable) -> ConcreteFunction | None:
@@ -166,22 +166,22 @@ def make(variable: Variable) -> None:
     if source is None:
         return
     if isinstance(source, InFile):
-        _whole.add(variable, _IN_FILES.format(prefix=source.prefix, key=source.key), _READ_ROWS)
+        _materialized.add(variable, _IN_FILES.format(prefix=source.prefix, key=source.key), _READ_ROWS)
     else:
-        _whole.add(variable, _INITIAL, _TRAIN_FIRST)
+        _materialized.add(variable, _INITIAL, _TRAIN_FIRST)
     with tf.init_scope():
         value = source() if not isinstance(source, InFile) else _read(source, 0, variable.shape[0])
         variable.assign(value)
 
 
-def check_whole(variable: Variable) -> None:
+def check_materialized(variable: Variable) -> None:
     """Refuses to fetch a traced variable in full from a session, if the limit would be exceeded.
 
     Raises:
         SessionError: the limit of this process would be exceeded.
     """
     if initial_of(variable) is not None:
-        _whole.add(variable, _TRAINED, _EVALUATE_IN_FIT)
+        _materialized.add(variable, _TRAINED, _EVALUATE_IN_FIT)
 
 
 def take_values(variables: Mapping[str, Variable], values: Mapping[str, PortableValue]) -> None:
@@ -210,19 +210,19 @@ def rows(variable: Any, first: int, count: int) -> Value:
         SessionError: the full value would be needed for its rows, and exceeds the limit.
         CheckpointError: the value is in files that cannot be read here.
     """
-    own = getattr(variable, "_value", variable)
-    if (mirror := getattr(own, "_parallax_mirror", None)) is not None:
+    value = getattr(variable, "_value", variable)
+    if (mirror := getattr(value, "_parallax_mirror", None)) is not None:
         mirrors, name = mirror
         mirrors.refresh_if_changed(name)
-    source = source_of(own)
+    source = source_of(value)
     if isinstance(source, InFile):
         return _read(source, first, count)
-    if source is not None and (found := _made_rows(source, first, count)) is not None:
+    if source is not None and (found := _compute_rows(source, first, count)) is not None:
         return found
-    return np.asarray(own[first : first + count])
+    return np.asarray(value[first : first + count])
 
 
-def _made_rows(initial: ConcreteFunction, first: int, count: int) -> Value | None:
+def _compute_rows(initial: ConcreteFunction, first: int, count: int) -> Value | None:
     """Rows of an initial value; None where they cannot be computed without the others."""
     [value] = initial.outputs
     graph_def = initial.graph.as_graph_def(add_shapes=True)
@@ -242,12 +242,12 @@ def _read(place: InFile, first: int, count: int) -> Array:
 
 def _watch(variable: Variable) -> None:
     """Makes eager ops and functions, which bypass a variable's methods, find its value."""
-    handle, found = vars(variable)["_handle"], weakref.ref(variable)
+    handle, reference = vars(variable)["_handle"], weakref.ref(variable)
 
     def before(_: bool) -> None:
-        own = found()
-        if own is not None and not hasattr(own, "_parallax_mirror"):
-            make(own)
+        variable = reference()
+        if variable is not None and not hasattr(variable, "_parallax_mirror"):
+            make(variable)
 
     watch = HandleWatch(variable.name.split(":")[0], before, lambda: None)
     weakref.finalize(variable, watch_handle(handle, watch))

@@ -25,7 +25,7 @@ def blocks_of(view: GraphView, nodes: Collection[str], everywhere: Collection[st
         nodes: the nodes to group; other nodes separate those that they connect.
         everywhere: nodes that exist on each stage.
     """
-    wanted = set(nodes) - set(everywhere)
+    remaining = set(nodes) - set(everywhere)
     parent: dict[str, str] = {}
     branches = branches_of(view)
 
@@ -35,14 +35,14 @@ def blocks_of(view: GraphView, nodes: Collection[str], everywhere: Collection[st
         return node
 
     for node in view.nodes:
-        if node not in wanted:
+        if node not in remaining:
             continue
         for tensor in view.inputs(node):
             source = split_tensor(tensor)[0]
-            if source in wanted and not _can_be_sent(view, tensor, node):
+            if source in remaining and not _can_be_sent(view, tensor, node):
                 parent[root(node)] = root(source)
         for control in view.controls(node):
-            if control in wanted and branches[control]:
+            if control in remaining and branches[control]:
                 parent[root(node)] = root(control)
     members: dict[str, list[str]] = {}
     for node in view.nodes:

@@ -22,31 +22,31 @@ def find_everywhere(view: GraphView) -> frozenset[str]:
     """The nodes that exist on each stage."""
     variables = {node for node in view.nodes_of(["VarHandleOp"]) if _is_scalar(view, node)}
     while True:
-        found = _find_made(view, variables)
-        changing = {node for node in variables if not _is_alike(view, node, found)}
+        computed = _find_made(view, variables)
+        changing = {node for node in variables if not _is_read_everywhere(view, node, computed)}
         if not changing:
-            return frozenset(found | variables)
+            return frozenset(computed | variables)
         variables -= changing
 
 
 def _find_made(view: GraphView, variables: set[str]) -> set[str]:
     """The nodes computed from constants, feeds and some variables."""
-    branches, found = branches_of(view), set(variables)
+    branches, computed = branches_of(view), set(variables)
     for node in view.topological_order():
         if branches[node] or node in variables:
             continue
         op, before = view.op(node), [split_tensor(tensor)[0] for tensor in view.inputs(node)]
-        has_all = found.issuperset(before)
-        if op == "NoOp" or (op in _SOURCES and found.issuperset(view.controls(node))):
-            found.add(node)
+        has_all = computed.issuperset(before)
+        if op == "NoOp" or (op in _SOURCES and computed.issuperset(view.controls(node))):
+            computed.add(node)
         elif has_all and not variables.isdisjoint(before) and not takes_functions(op):
-            found.add(node)  # reads or writes such a variable; it waits for no node of another stage
-        elif has_all and before and found.issuperset(view.controls(node)) and _gives_alike(op):
-            found.add(node)
-    return found
+            computed.add(node)  # reads or writes such a variable; it waits for no node of another stage
+        elif has_all and before and computed.issuperset(view.controls(node)) and _is_deterministic(op):
+            computed.add(node)
+    return computed
 
 
-def _gives_alike(op: str) -> bool:
+def _is_deterministic(op: str) -> bool:
     definition = op_definition(op)
     return definition is not None and (not definition.is_stateful or op in _ALIKE)
 
@@ -56,6 +56,6 @@ def _is_scalar(view: GraphView, variable: str) -> bool:
     return not shape.unknown_rank and math.prod(dim.size for dim in shape.dim) == 1
 
 
-def _is_alike(view: GraphView, variable: str, found: set[str]) -> bool:
+def _is_read_everywhere(view: GraphView, variable: str, everywhere: set[str]) -> bool:
     """Whether all nodes that read the handle of a variable exist on each stage."""
-    return all(edge.node in found for edge in view.consumers(f"{variable}:0"))
+    return all(edge.node in everywhere for edge in view.consumers(f"{variable}:0"))

@@ -24,8 +24,8 @@ def mark_layer(op: Operation, name: str) -> None:
 @once_per_view
 def nodes_of_layers(view: GraphView) -> dict[str, tuple[str, ...]]:
     """Layer -> the nodes that compute the outputs of its calls, in the order of the graph."""
-    found: dict[str, list[str]] = {}
+    nodes_by_layer: dict[str, list[str]] = {}
     for name, node in view.nodes.items():
         for layer in node.attr[LAYERS].list.s if LAYERS in node.attr else ():
-            found.setdefault(layer.decode(), []).append(name)
-    return {layer: tuple(nodes) for layer, nodes in found.items()}
+            nodes_by_layer.setdefault(layer.decode(), []).append(name)
+    return {layer: tuple(nodes) for layer, nodes in nodes_by_layer.items()}

@@ -65,26 +65,28 @@ def find_messages(graph: GraphToCut, places: Mapping[str, int]) -> tuple[StageMe
     words: dict[tuple[int, int, tuple[str, ...]], list[str]] = {}
     for (control, source, stage), nodes in waiting.items():
         words.setdefault((source, stage, tuple(nodes)), []).append(control)
-    found = [
+    messages = [
         StageMessage(number, tensor, (), source, stage, tuple(nodes))
         for number, ((tensor, source, stage), nodes) in enumerate(takers.items())
     ]
-    found += [
+    messages += [
         StageMessage(number, "", tuple(after), source, stage, nodes)
-        for number, ((source, stage, nodes), after) in enumerate(words.items(), len(found))
+        for number, ((source, stage, nodes), after) in enumerate(words.items(), len(messages))
     ]
-    return tuple(found)
+    return tuple(messages)
 
 
 def _stages_behind(graph: GraphToCut, places: Mapping[str, int]) -> dict[str, frozenset[int]]:
     """For each node the stages that must finish before it: its own, or those of its group's members."""
-    found: dict[str, frozenset[int]] = {}
+    stages_by_node: dict[str, frozenset[int]] = {}
     for node in graph.order:
         if node in places:
-            found[node] = frozenset({places[node]})
+            stages_by_node[node] = frozenset({places[node]})
         else:
-            found[node] = frozenset[int]().union(*(found.get(one, frozenset()) for one in graph.controls.get(node, ())))
-    return found
+            stages_by_node[node] = frozenset[int]().union(
+                *(stages_by_node.get(one, frozenset()) for one in graph.controls.get(node, ()))
+            )
+    return stages_by_node
 
 
 def messages_within(messages: tuple[StageMessage, ...], runs: set[str], fed: frozenset[str]) -> Iterator[StageMessage]:

@@ -26,9 +26,9 @@ class Holding:
     what: str
 
 
-def held_by_host(plan: Plan, most: int) -> tuple[tuple[Holding, ...], ...]:
+def list_holdings(plan: Plan, most: int) -> tuple[tuple[Holding, ...], ...]:
     """For each host the variables that it stores, by name; of the first hosts, at most so many."""
-    found: list[list[Holding]] = [[] for _ in plan.hosts[:most]]
+    holdings_by_host: list[list[Holding]] = [[] for _ in plan.hosts[:most]]
     hosts, count = plan.layout.host_by_rank, max(1, len(plan.stages))
     stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.variables}
     for variable in plan.variables:
@@ -41,20 +41,22 @@ def held_by_host(plan: Plan, most: int) -> tuple[tuple[Holding, ...], ...]:
             if variable.owner_rows:
                 if rows[host]:
                     words = f"{rows[host]:,} of {total:,} rows"
-                    found[host].append(Holding(variable.name, variable.route, whole * rows[host] // total, words))
+                    holdings_by_host[host].append(
+                        Holding(variable.name, variable.route, whole * rows[host] // total, words)
+                    )
             elif workers:
                 words = "a copy in every worker" + (" of its stage" if team is not hosts else "")
-                found[host].append(Holding(variable.name, variable.route, workers * whole, words))
-    return tuple(tuple(of_host) for of_host in found)
+                holdings_by_host[host].append(Holding(variable.name, variable.route, workers * whole, words))
+    return tuple(tuple(of_host) for of_host in holdings_by_host)
 
 
 def memory_by_host(plan: Plan) -> tuple[tuple[int, int, int], ...]:
     """For each host the bytes of values with slots, of exchange buffers, and of all other measured memory."""
-    found = [[0, 0, 0] for _ in plan.hosts]
+    bytes_by_host = [[0, 0, 0] for _ in plan.hosts]
     for process in plan.prediction.memory:
         for place, count in enumerate((process.values_bytes, process.exchange_bytes, process.model_bytes)):
-            found[process.host][place] += count
-    return tuple((values, buffers, model) for values, buffers, model in found)
+            bytes_by_host[process.host][place] += count
+    return tuple((values, buffers, model) for values, buffers, model in bytes_by_host)
 
 
 def sent_by_route(plan: Plan) -> Mapping[str, tuple[int, int, int]]:
@@ -62,12 +64,12 @@ def sent_by_route(plan: Plan) -> Mapping[str, tuple[int, int, int]]:
 
     The bytes of `ps` are those between a worker and the servers in both directions.
     """
-    found: dict[str, tuple[int, int, int]] = {}
+    bytes_by_route: dict[str, tuple[int, int, int]] = {}
     for variable in find_trained(plan):
-        sent, count, unknown = found.get(variable.route, (0, 0, 0))
+        sent, count, unknown = bytes_by_route.get(variable.route, (0, 0, 0))
         known = variable.cost.sent_bytes
-        found[variable.route] = (sent + (known or 0), count + 1, unknown + (known is None))
-    return dict(sorted(found.items()))
+        bytes_by_route[variable.route] = (sent + (known or 0), count + 1, unknown + (known is None))
+    return dict(sorted(bytes_by_route.items()))
 
 
 def find_trained(plan: Plan) -> list[VariablePlan]:

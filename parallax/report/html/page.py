@@ -14,8 +14,8 @@ from parallax.plans.plan import Plan
 from parallax.report.html.assets import SCRIPT, STYLE
 from parallax.report.html.holdings import find_trained, memory_by_host, sent_by_route
 from parallax.report.html.pictures import (
+    describe_hidden_hosts,
     hosts_svg,
-    hosts_words,
     link_flips_svg,
     routes_svg,
     stages_svg,
@@ -35,7 +35,7 @@ def plan_page(plan: Plan) -> str:
     if plan.prediction.step_s is None:
         why = plan.prediction.unknown or "times unknown"
         unknown = Markup('<p class="unknown">{} Bytes are what the plan was made by.</p>')
-        parts.append(unknown.format(_sentence(why)))
+        parts.append(unknown.format(_make_sentence(why)))
     if plan.prediction.step_s is not None:
         parts += [Markup("<p>{}</p>").format(line) for line in step_texts(plan)]
     parts.append(make_list(plan.notes))
@@ -54,7 +54,7 @@ def plan_page(plan: Plan) -> str:
         section("Stages", stages_svg(plan), _STAGES),
         section("The step in time", timeline_svg(plan), _TIMELINE),
         section("Bytes by route", routes_svg(plan), "What one worker sends in a step."),
-        section("Hosts", hosts_svg(plan), hosts_words(plan)),
+        section("Hosts", hosts_svg(plan), describe_hidden_hosts(plan)),
         _flips(plan),
     ]
     return html_page(title, parts, SCRIPT)
@@ -93,8 +93,8 @@ def _members(plan: Plan) -> list[str]:
     """Workers and servers; only their number if there are many hosts."""
     if len(plan.hosts) <= 4:
         return members_texts(plan)
-    found = [f"{pluralize(plan.num_workers, 'worker')} on {len(plan.hosts)} hosts"]
-    return [*found, pluralize(len(plan.servers), "server")] if plan.servers else found
+    phrases = [f"{pluralize(plan.num_workers, 'worker')} on {len(plan.hosts)} hosts"]
+    return [*phrases, pluralize(len(plan.servers), "server")] if plan.servers else phrases
 
 
 def _source(plan: Plan) -> Markup:
@@ -108,18 +108,18 @@ def _sums(plan: Plan) -> Markup:
     known = plan.prediction
     sent = sum(count for count, _, _ in sent_by_route(plan).values())
     unknown = sum(count for _, _, count in sent_by_route(plan).values())
-    found = [
+    entries = [
         ("exchanges of a step" if known.step_s and not known.has_compute else "predicted step", ms_text(known.step_s)),
         ("sent by a worker in a step", bytes_text(sent) + (" and unknown" if unknown else "")),
         ("variables with a route", str(len(find_trained(plan)))),
     ]
     if known.gap is not None:
         proof = "proven best" if known.gap == 0 else f"at most {100 * known.gap:.2g} % from the best"
-        found.append(("of the choices there are", proof))
+        entries.append(("of the choices there are", proof))
     memory = [sum(m) for m in memory_by_host(plan)]
     if any(memory):
-        found.append(("memory of the fullest host", bytes_text(max(memory))))
-    return sums(found)
+        entries.append(("memory of the fullest host", bytes_text(max(memory))))
+    return sums(entries)
 
 
 def _flips(plan: Plan) -> Markup:
@@ -135,5 +135,5 @@ def _flips(plan: Plan) -> Markup:
     return Markup().join(parts)
 
 
-def _sentence(words: str) -> str:
+def _make_sentence(words: str) -> str:
     return words[:1].upper() + words[1:].rstrip(".") + "."

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from parallax.plans.model_stages import runs_in_flight
 from parallax.plans.plan import Plan, VariablePlan
 from parallax.plans.prediction import LINK, TOUCHED, Flip
-from parallax.report.html.holdings import Holding, held_by_host, memory_by_host, rate_now, sent_by_route
+from parallax.report.html.holdings import Holding, list_holdings, memory_by_host, rate_now, sent_by_route
 from parallax.report.html.svg import (
     COLOUR_BY_ROUTE,
     FAINT,
@@ -51,11 +51,11 @@ _DECADES = 1.5
 
 def hosts_svg(plan: Plan) -> Markup:
     """Hosts as boxes: the stored bytes of each by variable, its memory, and its link's bytes in a step."""
-    held, memory = held_by_host(plan, SHOWN_HOSTS), memory_by_host(plan)
+    holdings, memory = list_holdings(plan, SHOWN_HOSTS), memory_by_host(plan)
     shown = min(len(plan.hosts), SHOWN_HOSTS)
     columns = min(_PER_LINE, shown)
     wide = WIDTH / columns if columns > 2 else WIDTH / 2
-    most_held = max([sum(h.held_bytes for h in of_host) for of_host in held] + [1])
+    most_held = max([sum(h.held_bytes for h in of_host) for of_host in holdings] + [1])
     most_memory = max([sum(m) for m in memory] + [1])
     most_moved = max([max(load.out_bytes, load.in_bytes) for load in plan.prediction.loads] + [1])
     routes = [(route, COLOUR_BY_ROUTE[route]) for route in _routes(plan)]
@@ -70,9 +70,9 @@ def hosts_svg(plan: Plan) -> Markup:
         words = f"host {host}: {pluralize(plan.hosts[host], 'worker')}"
         parts.append(text(x + 8, y + 18, words + (f", {pluralize(servers, 'server')}" if servers else "")))
         bar = full - 16
-        total = sum(h.held_bytes for h in held[host])
+        total = sum(h.held_bytes for h in holdings[host])
         parts.append(text(x + 8, y + 37, f"holds {bytes_text(total)} of variables", fill=FAINT, size=11))
-        parts += _draw_holdings(held[host], x + 8, y + 42, bar, most_held)
+        parts += _draw_holdings(holdings[host], x + 8, y + 42, bar, most_held)
         parts += _memory(memory[host], x + 8, y + 72, bar, most_memory)
         if host < len(plan.prediction.loads):
             load = plan.prediction.loads[host]
@@ -86,11 +86,11 @@ def hosts_svg(plan: Plan) -> Markup:
     return svg(WIDTH, 28 + _BOX * math.ceil(shown / columns), "hosts", "Hosts and what they hold", parts)
 
 
-def _draw_holdings(held: Sequence[Holding], x: float, y: float, bar: float, most: int) -> list[Markup]:
+def _draw_holdings(holdings: Sequence[Holding], x: float, y: float, bar: float, most: int) -> list[Markup]:
     """The variables of a host, by route and size; small ones of a route are merged, as models may have thousands."""
     parts = [rect(x, y, bar, 12, PALE)]
     for route, fill in COLOUR_BY_ROUTE.items():
-        of_route = sorted((h for h in held if h.route == route), key=lambda h: (-h.held_bytes, h.name))
+        of_route = sorted((h for h in holdings if h.route == route), key=lambda h: (-h.held_bytes, h.name))
         seen = [h for h in of_route if bar * h.held_bytes / most >= _SEEN]
         boxes = [(h.held_bytes, f"{h.name}: {bytes_text(h.held_bytes)}, {h.what}, {route}") for h in seen]
         small = [h.held_bytes for h in of_route[len(seen) :]]
@@ -114,7 +114,7 @@ def _memory(memory: tuple[int, int, int], x: float, y: float, bar: float, most: 
     return parts
 
 
-def hosts_words(plan: Plan) -> str:
+def describe_hidden_hosts(plan: Plan) -> str:
     """Text about hosts that the picture omits."""
     if len(plan.hosts) <= SHOWN_HOSTS:
         return ""

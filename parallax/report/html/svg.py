@@ -66,17 +66,17 @@ def shorten(words: str, letters: int) -> str:
     """Shortens text to at most so many letters by omitting its middle."""
     if len(words) <= letters:
         return words
-    kept = max(2, letters - 1)
-    return f"{words[: (kept + 1) // 2]}\u2026{words[-(kept // 2) :]}"
+    kept_letters = max(2, letters - 1)
+    return f"{words[: (kept_letters + 1) // 2]}\u2026{words[-(kept_letters // 2) :]}"
 
 
 _LEAST = 1e-300
 """Below this, powers of ten are not exact."""
 
 
-def ticks(most: float, wanted: int = 6) -> list[float]:
+def ticks(most: float, count: int = 6) -> list[float]:
     """Round values from 0 up to `most`, about as many as wanted."""
-    raw = most / wanted
+    raw = most / count
     if not raw > _LEAST:
         return [0.0]
     power = 10.0 ** math.floor(math.log10(raw))

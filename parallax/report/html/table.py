@@ -9,7 +9,7 @@ from markupsafe import Markup
 from parallax.plans.plan import NO_ROUTE, Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import CostTerm
 from parallax.report.html.svg import COLOUR_BY_ROUTE, NONE
-from parallax.report.plan_table import flip_texts, held_by, shape_text, value_bytes
+from parallax.report.plan_table import describe_holders, flip_texts, shape_text, value_bytes
 from parallax.report.text import bytes_text, ms_text, pluralize
 
 COLUMNS = (
@@ -51,11 +51,11 @@ def _row(plan: Plan, variable: VariablePlan) -> Markup:
         Markup('<td data-sort="{}" class="{}">{}</td>').format(value, "n" if kind else f"c-{key}", shown)
         for (key, _, kind), (value, shown) in zip(COLUMNS, _cells(plan, variable), strict=True)
     )
-    found = " ".join((variable.name, variable.cls.value, variable.route, variable.reason)).lower()
+    search_text = " ".join((variable.name, variable.cls.value, variable.route, variable.reason)).lower()
     return Markup(
         '<tbody class="variable" data-name="{}" data-find="{}"><tr>{}</tr>'
         '<tr class="more" hidden><td colspan="{}">{}</td></tr></tbody>'
-    ).format(variable.name, found, cells, len(COLUMNS), _details(plan, variable))
+    ).format(variable.name, search_text, cells, len(COLUMNS), _details(plan, variable))
 
 
 def _cells(plan: Plan, variable: VariablePlan) -> list[tuple[str | float, str]]:
@@ -73,7 +73,7 @@ def _cells(plan: Plan, variable: VariablePlan) -> list[tuple[str | float, str]]:
         (value_bytes(variable), shape),
         (_share(variable), _format_touched(variable)),
         (variable.route, _color_route(variable.route)),
-        (len([rows for rows in variable.owner_rows if rows]), held_by(variable)),
+        (len([rows for rows in variable.owner_rows if rows]), describe_holders(variable)),
         ((sent if sent is not None else -1) if trained else "", bytes_text(sent) if trained else ""),
         (seconds if trained and seconds is not None else "", _ms(seconds) if trained else ""),
         (
@@ -145,13 +145,13 @@ def _routes(variable: VariablePlan) -> Markup:
     """All routes side by side, each with its cost term by term."""
     rows = []
     for cost in (variable.cost, *variable.rejected):
-        taken = cost is variable.cost
-        note = variable.reason if taken else cost.note
+        is_chosen = cost is variable.cost
+        note = variable.reason if is_chosen else cost.note
         sent, seconds = bytes_text(cost.sent_bytes), _ms(cost.seconds) or "?"
         numbers = Markup("<td class=n>{}</td><td class=n>{}</td><td class=n>{}</td>").format(sent, cost.rounds, seconds)
         rows.append(
             Markup("<tr{}><td>{}</td>{}<td>{}</td><td>{}</td></tr>").format(
-                Markup(" class=taken") if taken else NONE, _color_route(cost.route), numbers, _terms(cost), note
+                Markup(" class=taken") if is_chosen else NONE, _color_route(cost.route), numbers, _terms(cost), note
             )
         )
     return Markup(

@@ -56,14 +56,14 @@ def calibrate(resource: str | None, workers: int | None, output: str, quick: boo
     """
     cluster = _measurable(cluster_named(resource, workers))
     check_writable(Path(output))
-    told = _RankOutput()
+    output_stream = _RankOutput()
     try:
-        status = launch(_job(cluster, quick), stdout=told).status  # type: ignore[arg-type]  # it needs no more of a stream
+        status = launch(_job(cluster, quick), stdout=output_stream).status  # type: ignore[arg-type]  # it needs no more of a stream
     finally:
-        told.close()
+        output_stream.close()
     if status:
         return status
-    measured = told.measurements()
+    measured = output_stream.measurements()
     profile = profile_of([host.address for host in cluster.hosts], measured)
     write(Path(output), profile)
     held_out = [sample for sample in measured.samples if sample.point.is_held_out]
@@ -78,13 +78,13 @@ def _measurable(cluster: Cluster) -> Cluster:
         ConfigError: there is one worker only.
     """
     hosts = tuple(replace(host, num_workers=max(host.num_workers, 1)) for host in cluster.hosts)
-    found = replace(cluster, hosts=hosts)
-    if found.num_workers < 2:
+    measurable = replace(cluster, hosts=hosts)
+    if measurable.num_workers < 2:
         raise ConfigError(
             "A calibration measures the exchange between workers, but there is only one worker, on "
             f"{hosts[0].address}. Name more hosts or workers."
         )
-    return found
+    return measurable
 
 
 def _job(cluster: Cluster, quick: bool) -> Job:
@@ -188,7 +188,7 @@ class _RankOutput:
         *lines, self._waiting = (self._waiting + data).split(b"\n")
         for line in lines:
             if line.startswith(_RANK_0 + MARK):
-                self._take(line[len(_RANK_0) :])
+                self._process_line(line[len(_RANK_0) :])
             else:
                 sys.stderr.buffer.write(line + b"\n")
         return len(data)
@@ -215,7 +215,7 @@ class _RankOutput:
             sums=tuple(self._sums),
         )
 
-    def _take(self, line: bytes) -> None:
+    def _process_line(self, line: bytes) -> None:
         try:
             message: Any = value_of(line, _Message)  # type: ignore[arg-type]  # a union
         except DamagedMessage as error:

@@ -93,7 +93,7 @@ def profile_of(names: Sequence[str], measured: Measurements) -> ClusterProfile:
     )
     lines = {where: _lines(measured.samples, where, hosts) for where in (ACROSS, WITHIN)}
     shared = None if measured.slowdown <= _ALIKE else _round(len(hosts) / measured.slowdown)
-    sums = tuple(sums_of(own, hosts) for own in _by_team(measured.sums))
+    sums = tuple(sums_of(team_samples, hosts) for team_samples in _by_team(measured.sums))
     return ClusterProfile(CLUSTER_PROFILE_VERSION, hosts, lines[ACROSS], lines[WITHIN], shared, sums)
 
 
@@ -119,10 +119,10 @@ def sums_of(samples: Sequence[TimedSum], hosts: Sequence[HostProfile]) -> SumTim
 
 
 def _by_team(samples: Sequence[TimedSum]) -> list[list[TimedSum]]:
-    found: dict[tuple[int, ...], list[TimedSum]] = {}
+    samples_by_team: dict[tuple[int, ...], list[TimedSum]] = {}
     for sample in samples:
-        found.setdefault(sample.workers_by_host, []).append(sample)
-    return list(found.values())
+        samples_by_team.setdefault(sample.workers_by_host, []).append(sample)
+    return list(samples_by_team.values())
 
 
 def rate_of(point: Point, hosts: Sequence[HostProfile]) -> float | None:
@@ -134,13 +134,13 @@ def rate_of(point: Point, hosts: Sequence[HostProfile]) -> float | None:
 
 def errors_of(profile: ClusterProfile, samples: Sequence[TimedPoint]) -> dict[tuple[str, str], list[float]]:
     """(where, operation) -> (predicted - measured) / measured, for each of the samples."""
-    found: dict[tuple[str, str], list[float]] = {}
+    errors_by_line: dict[tuple[str, str], list[float]] = {}
     for sample in samples:
         point = sample.point
         lines: Mapping[str, AlphaBeta] = profile.across if point.where == ACROSS else profile.within
         predicted = lines[point.operation].seconds(point.members, point.link_bytes, rate_of(point, profile.hosts))
-        found.setdefault((point.where, point.operation), []).append(predicted / sample.seconds - 1)
-    return found
+        errors_by_line.setdefault((point.where, point.operation), []).append(predicted / sample.seconds - 1)
+    return errors_by_line
 
 
 def fit_line(samples: Sequence[TimedPoint], hosts: Sequence[HostProfile]) -> AlphaBeta:
@@ -164,16 +164,16 @@ def fit_line(samples: Sequence[TimedPoint], hosts: Sequence[HostProfile]) -> Alp
 
     columns = np.stack([np.ones(len(points)), peers, 1e-6 * link_bytes], axis=1)
     start, _ = nnls(columns / seconds[:, None], (seconds - on_link) / seconds)
-    found = np.append(start, 0.0)
+    coefficients = np.append(start, 0.0)
     if on_link.any():
         bounds = ([0.0] * 4, [np.inf, np.inf, np.inf, 1.0])
         begun = (np.append(start, overlap) for overlap in (0.0, 1.0))
-        tried = [least_squares(errors, values, bounds=bounds, x_scale=_SCALES) for values in begun]
-        found = min(tried, key=lambda one: float(one.cost)).x
+        solutions = [least_squares(errors, values, bounds=bounds, x_scale=_SCALES) for values in begun]
+        coefficients = min(solutions, key=lambda one: float(one.cost)).x
     if not peers.any():  # nothing depends on it, so it is still at the start of the search
-        found[1] = 0.0
-    residual = float(np.median(np.abs(errors(found))))
-    base_s, per_peer_s, megabyte_s, overlap = map(float, found)
+        coefficients[1] = 0.0
+    residual = float(np.median(np.abs(errors(coefficients))))
+    base_s, per_peer_s, megabyte_s, overlap = map(float, coefficients)
     return AlphaBeta(
         base_s=_round(base_s),
         per_peer_s=_round(per_peer_s),
@@ -185,13 +185,13 @@ def fit_line(samples: Sequence[TimedPoint], hosts: Sequence[HostProfile]) -> Alp
 
 
 def _lines(samples: Sequence[TimedPoint], where: str, hosts: Sequence[HostProfile]) -> dict[str, AlphaBeta]:
-    found = {}
+    line_by_operation = {}
     for operation in OPERATIONS:
-        own = [s for s in samples if (s.point.where, s.point.operation) == (where, operation)]
-        fitted = [sample for sample in own if not sample.point.is_held_out]
+        line_samples = [s for s in samples if (s.point.where, s.point.operation) == (where, operation)]
+        fitted = [sample for sample in line_samples if not sample.point.is_held_out]
         if fitted:
-            found[operation] = fit_line(fitted, hosts)
-    return found
+            line_by_operation[operation] = fit_line(fitted, hosts)
+    return line_by_operation
 
 
 def _round(value: float) -> float:

@@ -86,15 +86,15 @@ def _to_hub(comm: Comm, hub: int, others: list[int]) -> float:
         comm.Recv([bytearray(0), 0, _byte()], hub, _STOP)
         return 0.0
     arrivals = _Arrivals()
-    told: list[MpiRequest] = []
+    requests: list[MpiRequest] = []
 
     def note_arrival() -> None:
         arrivals.add()
-        if not told and arrivals.is_enough():
-            told.extend(comm.Isend([b"", 0, _byte()], peer, _STOP) for peer in others)
+        if not requests and arrivals.is_enough():
+            requests.extend(comm.Isend([b"", 0, _byte()], peer, _STOP) for peer in others)
 
     _receive(comm, others, note_arrival)
-    for request in told:
+    for request in requests:
         request.Wait()
     return arrivals.rate_bytes_per_s()
 

@@ -28,7 +28,7 @@ from parallax.runtime.worker.session.direct import DirectRuns
 from parallax.runtime.worker.teams import Teams
 from parallax.transform.building import collectives
 from parallax.transform.building.all_to_all import all_to_all
-from parallax.transform.building.deduplicated_ids import ask
+from parallax.transform.building.deduplicated_ids import deduplicate_ids
 from parallax.transform.building.reduce_and_broadcast import QueueReducer, device_of
 from parallax.transform.building.transports import Pushers, ServerTransport, TableRows
 from parallax.transform.building.wire import Wire
@@ -97,25 +97,25 @@ class Operations:
         return DirectRuns(tf.compat.v1.Session(graph=graph, config=_options())), ops
 
     def _all_reduce(self) -> tuple[Operation, list[Tensor]]:
-        values = given = tf.compat.v1.placeholder(tf.float32, [None])
+        values = placeholder = tf.compat.v1.placeholder(tf.float32, [None])
         for _ in range(_CHAIN["allreduce"]):
             values = collectives.all_reduce(values, is_alike=True)
-        return values.op, [given]
+        return values.op, [placeholder]
 
     def _all_to_all(self) -> tuple[Operation, list[Tensor]]:
-        given = tf.compat.v1.placeholder(tf.float32, [None, ROW_WIDTH])
+        placeholder = tf.compat.v1.placeholder(tf.float32, [None, ROW_WIDTH])
         splits = tf.compat.v1.placeholder(tf.int32, [self._group.members])
-        rows, arriving = all_to_all(given, splits)
+        rows, arriving = all_to_all(placeholder, splits)
         for _ in range(_CHAIN["alltoall"] - 1):
             rows, arriving = all_to_all(rows, splits, arriving=arriving)
-        return rows.op, [given, splits]
+        return rows.op, [placeholder, splits]
 
     def _all_gather(self) -> tuple[Operation, list[Tensor]]:
-        values = given = tf.compat.v1.placeholder(tf.float32, [None])
+        values = placeholder = tf.compat.v1.placeholder(tf.float32, [None])
         for _ in range(_CHAIN["allgather"]):  # each depends on the previous one: identical ops would run once
             gathered = collectives.all_gather(values)
-            values = gathered[: tf.size(given)]
-        return gathered.op, [given]
+            values = gathered[: tf.size(placeholder)]
+        return gathered.op, [placeholder]
 
     def _remote(self, rank: int, target: str) -> tuple[Session, dict[str, tuple[Operation, list[Tensor]]]]:
         """Pull and push, in a session on TensorFlow's servers."""
@@ -139,18 +139,18 @@ class Operations:
         return session, ops
 
     def _pull(self, parts: list[Variable]) -> tuple[Operation, list[Tensor]]:
-        given = tf.compat.v1.placeholder(tf.int32, [None])
+        placeholder = tf.compat.v1.placeholder(tf.int32, [None])
         devices = tuple(device_of(server) for server in range(len(parts)))
         handles = tuple(part.handle for part in parts)
         table = TableRows("t", "t", SERVER_ROWS * len(parts), handles, tf.float32, (ROW_WIDTH,), devices)
         pushers = Pushers(tuple(range(len(parts))), self._group.members)
-        way = ServerTransport(Ownership.even(len(parts)), None, Wire(_SCOPE, None), pushers)
+        transport = ServerTransport(Ownership.even(len(parts)), None, Wire(_SCOPE, None), pushers)
         done: list[Operation] = []
         for number in range(_CHAIN["pull"]):
             with tf.name_scope(f"pull_{number}"), tf.control_dependencies(done):
-                asked = ask([table], [(0, tf.identity(given))], way)
-                done = [way.pull(asked.first, [table], asked.bases).rows.op]
-        return done[0], [given]
+                deduplicated = deduplicate_ids([table], [(0, tf.identity(placeholder))], transport)
+                done = [transport.pull(deduplicated.first, [table], deduplicated.bases).rows.op]
+        return done[0], [placeholder]
 
     def _push(self) -> tuple[Operation, list[Tensor]]:
         servers = self._group.servers
@@ -166,10 +166,10 @@ class Operations:
                     name = f"{self._label}/accumulator_{number}/{server}"
                     with tf.device(device_of(server)):
                         handle = gradients_to_servers.accumulator(piece, SERVER_ROWS, name)
-                        given.append(gradients_to_servers.give(handle, piece, rows, SERVER_ROWS))
+                        given.append(gradients_to_servers.contribute(handle, piece, rows, SERVER_ROWS))
                         if self._rank == 0:
                             with tf.control_dependencies(given[-1:]):
-                                taken.append(gradients_to_servers.take(handle, piece, self._group.members)[0].op)
+                                taken.append(gradients_to_servers.collect_sum(handle, piece, self._group.members)[0].op)
                 done = [tf.group(*given, *meetings.token(taken))]
         return done[0], [values, indices]
 

@@ -95,13 +95,13 @@ def groups_of(hosts: Sequence[int], quick: bool) -> tuple[Group, ...]:
         quick: only two members and all of them.
     """
     leads = leads_of(hosts)
-    found = [Group(ACROSS, n, (leads[:n],), n) for n in _subsets(len(leads), quick)]
+    groups = [Group(ACROSS, n, (leads[:n],), n) for n in _subsets(len(leads), quick)]
     by_host = [tuple(rank for rank, host in enumerate(hosts) if host == one) for one in dict.fromkeys(hosts)]
     for n in _subsets(max(map(len, by_host)), quick):
         teams = tuple(ranks[:n] for ranks in by_host if len(ranks) >= n)
         # With several hosts, requests to a server mostly cross links: that is measured across.
-        found.append(Group(WITHIN, n, teams, 1 if len(by_host) == 1 else 0))
-    return tuple(found)
+        groups.append(Group(WITHIN, n, teams, 1 if len(by_host) == 1 else 0))
+    return tuple(groups)
 
 
 def _subsets(most: int, quick: bool) -> list[int]:
@@ -124,13 +124,15 @@ def points_of(group: Group, rate_bytes_per_s: float | None, quick: bool) -> tupl
     if rate_bytes_per_s is not None:
         top = min(max(1 << round(rate_bytes_per_s * _MOST_S).bit_length() - 1, _LEAST_TOP_BYTES), _MOST_TOP_BYTES)
     step, count = (_QUICK_STEP, _QUICK_SIZES) if quick else (_STEP, _SIZES)
-    found: dict[tuple[str, int], Point] = {}
+    point_by_size: dict[tuple[str, int], Point] = {}
     for operation in (*_COLLECTIVES, *(_OF_SERVERS if group.servers else ())):
-        for wanted, is_held_out in [*((top // step**k, False) for k in range(count)), (top // 2, True)]:
-            size = _count(group, operation, wanted)
+        for target_bytes, is_held_out in [*((top // step**k, False) for k in range(count)), (top // 2, True)]:
+            size = _count(group, operation, target_bytes)
             sent = _link_bytes(group, operation, size)
-            found.setdefault((operation, size), Point(group.where, group.members, operation, size, sent, is_held_out))
-    return tuple(found.values())
+            point_by_size.setdefault(
+                (operation, size), Point(group.where, group.members, operation, size, sent, is_held_out)
+            )
+    return tuple(point_by_size.values())
 
 
 def _count(group: Group, operation: str, wanted_bytes: int) -> int:

@@ -66,7 +66,7 @@ class _Measurement:
         sums = sum_teams([self.members.parcel.hosts.count(host) for host in dict.fromkeys(self.members.parcel.hosts)])
         visits = rounds * sum(len(points) for _, points in measured)
         visits += sum(len(methods_of(team.workers_by_host)) for team in sums) * len(sizes_of(self.quick))
-        self._tell(kind="total", visits=visits)
+        self._report(kind="total", visits=visits)
         teams = [self._team(group) for group in self.groups]
         _horovod().shutdown()
         rank, hosts = self.members.rank, self.members.parcel.hosts
@@ -81,8 +81,8 @@ class _Measurement:
                 self._visit(points, team, own, number == 0, seconds)
             slowdowns.append(self._slowdown())
         for point, times in seconds.items():
-            self._tell(kind="sample", point=asdict(point), seconds=statistics.median(times))
-        self._tell(kind="slowdown", found=statistics.median(slowdowns))
+            self._report(kind="sample", point=asdict(point), seconds=statistics.median(times))
+        self._report(kind="slowdown", found=statistics.median(slowdowns))
         for own_sums in sums:
             self._sums(own_sums, rounds)
 
@@ -97,39 +97,39 @@ class _Measurement:
             runs = SumRuns(teams, f"parallax/sums/{of.among}", of.workers_by_host)
         methods = all_methods = methods_of(of.workers_by_host)
         for size in sizes_of(self.quick):
-            taken: dict[str, list[float]] = {}
+            times_by_method: dict[str, list[float]] = {}
             if runs is not None:
-                ways = {method: runs.runner(method, size) for method in methods}
+                runner_by_method = {method: runs.runner(method, size) for method in methods}
                 for number in range(rounds):
-                    for method, run in ways.items():
-                        taken.setdefault(method, []).append(seconds_of_run(run, comm, number == 0) / IN_A_RUN)
-            self._meet()
-            own = {method: statistics.median(some) for method, some in taken.items()}
+                    for method, run in runner_by_method.items():
+                        times_by_method.setdefault(method, []).append(seconds_of_run(run, comm, number == 0) / IN_A_RUN)
+            self._wait_for_all()
+            own = {method: statistics.median(some) for method, some in times_by_method.items()}
             everyone = [one for one in self.workers.allgather(own) if one]
-            found = {method: max(one[method] for one in everyone) for method in methods}
-            for method, seconds in found.items():
-                told = {"workers_by_host": of.workers_by_host, "method": method, "message_bytes": size}
-                self._tell(kind="sum", seconds=seconds, **told)
-            self._tell(kind="visited", visits=len(all_methods))
-            methods = drop_slow(size, found)
+            seconds_by_method = {method: max(one[method] for one in everyone) for method in methods}
+            for method, seconds in seconds_by_method.items():
+                report = {"workers_by_host": of.workers_by_host, "method": method, "message_bytes": size}
+                self._report(kind="sum", seconds=seconds, **report)
+            self._report(kind="visited", visits=len(all_methods))
+            methods = drop_slow(size, seconds_by_method)
 
     def _tell_hosts(self) -> None:
         own = (len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         everyone = self.workers.gather(own, 0)
         if everyone is not None:
-            found = [everyone[lead] for lead in leads_of(self.members.parcel.hosts)]
-            self._tell(kind="hosts", found=found)
+            hosts = [everyone[lead] for lead in leads_of(self.members.parcel.hosts)]
+            self._report(kind="hosts", found=hosts)
 
     def _links(self) -> list[tuple[float, float]]:
         """(sending, receiving) of each host, the median of several measurements."""
-        found: list[tuple[float, float]] = []
+        rates: list[tuple[float, float]] = []
         if self.leads is not None and self.leads.size > 1:
             rounds = [link_rates(self.leads) for _ in range(_QUICK_LINK_ROUNDS if self.quick else _LINK_ROUNDS)]
             by_host = zip(*rounds, strict=True)
-            found = [(statistics.median(o for o, _ in one), statistics.median(i for _, i in one)) for one in by_host]
-            self._tell(kind="links", found=found)
-        self._meet()
-        return list(self.workers.bcast(found, 0))
+            rates = [(statistics.median(o for o, _ in one), statistics.median(i for _, i in one)) for one in by_host]
+            self._report(kind="links", found=rates)
+        self._wait_for_all()
+        return list(self.workers.bcast(rates, 0))
 
     def _rate(self, group: Group, rates: list[tuple[float, float]]) -> float | None:
         """The rate of the slowest link of a group across hosts."""
@@ -164,17 +164,17 @@ class _Measurement:
                 )
             team.Barrier()
             hvd.shutdown()
-        self._meet()
+        self._wait_for_all()
         everyone = self.workers.gather(found, 0)
         if everyone is not None:
             for point, times in zip(points, zip(*filter(None, everyone), strict=True), strict=True):
                 seconds.setdefault(point, []).append(max(times))
-        self._tell(kind="visited", visits=len(points))
+        self._report(kind="visited", visits=len(points))
 
     def _slowdown(self) -> float:
         """The slowdown of a computation when all hosts compute, relative to one alone: the median over the hosts."""
         if self.leads is None or self.leads.size == 1:
-            self._meet()
+            self._wait_for_all()
             return 1.0
         from mpi4py import MPI
 
@@ -186,16 +186,16 @@ class _Measurement:
                 alone = seconds_of_call(_compute)
         wait_for_all(leads)
         leads.Barrier()
-        together = leads.allreduce(seconds_of_call(_compute), MPI.MAX)
-        found = statistics.median(leads.allgather(together / alone))
-        self._meet()
-        return float(found)
+        concurrent_s = leads.allreduce(seconds_of_call(_compute), MPI.MAX)
+        slowdown = statistics.median(leads.allgather(concurrent_s / alone))
+        self._wait_for_all()
+        return float(slowdown)
 
-    def _meet(self) -> None:
+    def _wait_for_all(self) -> None:
         """Waits for all workers without occupying a core."""
         wait_for_all(self.workers)
 
-    def _tell(self, **message: object) -> None:
+    def _report(self, **message: object) -> None:
         if self.members.rank == 0:
             sys.stdout.write(sealed_value(message).decode("ascii"))
             sys.stdout.flush()

@@ -29,11 +29,11 @@ class SumTeam:
 def sum_teams(workers_by_host: Sequence[int]) -> tuple[SumTeam, ...]:
     """The measured teams: all workers; with several hosts also one per host and, if hosts are equal, those of one."""
     counts = tuple(count for count in workers_by_host if count)
-    found = [SumTeam(WORKERS, counts)]
+    teams = [SumTeam(WORKERS, counts)]
     if len(counts) > 1 and max(counts) > 1:
-        found += [SumTeam(HOST, counts[:1])] if len(set(counts)) == 1 else []
-        found.append(SumTeam(LEADERS, (1,) * len(counts)))
-    return tuple(found)
+        teams += [SumTeam(HOST, counts[:1])] if len(set(counts)) == 1 else []
+        teams.append(SumTeam(LEADERS, (1,) * len(counts)))
+    return tuple(teams)
 
 
 def methods_of(workers_by_host: Sequence[int]) -> tuple[str, ...]:
@@ -48,10 +48,10 @@ def sizes_of(quick: bool) -> tuple[int, ...]:
     Args:
         quick: fewer sizes.
     """
-    found = [_LEAST_BYTES]
-    while found[-1] < _MOST_BYTES:
-        found.append(min(found[-1] * (_QUICK_STEP if quick else _STEP), _MOST_BYTES))
-    return tuple(found)
+    sizes = [_LEAST_BYTES]
+    while sizes[-1] < _MOST_BYTES:
+        sizes.append(min(sizes[-1] * (_QUICK_STEP if quick else _STEP), _MOST_BYTES))
+    return tuple(sizes)
 
 
 def drop_slow(message_bytes: int, seconds: dict[str, float]) -> tuple[str, ...]:

@@ -74,8 +74,8 @@ def sum_lines(sums: SumTimings) -> list[str]:
     for place, size in enumerate(sums.sizes_bytes):
         known = [sums.seconds[method][place : place + 1] for method in methods]
         cells = [f"{1e3 * one[0]:.3f}" if one else "-" for one in known]
-        taken = method_for(sums.rules.rules, size)
-        lines.append("".join(f"{word:>10}" for word in (str(size), *cells)) + f"  {taken}")
+        used_method = method_for(sums.rules.rules, size)
+        lines.append("".join(f"{word:>10}" for word in (str(size), *cells)) + f"  {used_method}")
     return lines
 
 
@@ -86,9 +86,9 @@ def _typical(errors: Sequence[float]) -> float:
 
 def _hosts(profile: ClusterProfile) -> list[str]:
     width = max(len("host"), *(len(host.name) for host in profile.hosts))
-    found = [f"{'host':<{width}} {'cores':>5} {'memory GB':>10} {'sends mbit/s':>13} {'receives mbit/s':>16}"]
+    lines = [f"{'host':<{width}} {'cores':>5} {'memory GB':>10} {'sends mbit/s':>13} {'receives mbit/s':>16}"]
     for host in profile.hosts:
         rates = [f"{8e-6 * rate:.1f}" if rate else "-" for rate in (host.out_bytes_per_s, host.in_bytes_per_s)]
         memory = f"{host.memory_bytes / 1e9:.1f}"
-        found.append(f"{host.name:<{width}} {host.cores:>5} {memory:>10} {rates[0]:>13} {rates[1]:>16}")
-    return found
+        lines.append(f"{host.name:<{width}} {host.cores:>5} {memory:>10} {rates[0]:>13} {rates[1]:>16}")
+    return lines

@@ -42,27 +42,27 @@ class SecondBuild:
         status = self.process.wait()
         path = self.folder / _GRAPH_FILE
         if status or not path.exists():
-            said = (self.folder / _SAID_FILE).read_text(errors="replace").splitlines()[-_LAST_LINES:]
+            last_lines = (self.folder / _SAID_FILE).read_text(errors="replace").splitlines()[-_LAST_LINES:]
             raise GraphError(
                 f"Every process of a job runs the script, and a second one ended with status {status} before it "
-                "called parallel_run with a graph:\n" + "\n".join(said)
+                "called parallel_run with a graph:\n" + "\n".join(last_lines)
             )
-        found = graph_pb2.GraphDef()
-        found.ParseFromString(path.read_bytes())
-        return found
+        graph_def = graph_pb2.GraphDef()
+        graph_def.ParseFromString(path.read_bytes())
+        return graph_def
 
 
 @contextmanager
-def second_build(words: Sequence[str], wanted: Settings) -> Iterator[SecondBuild]:
+def second_build(words: Sequence[str], requested: Settings) -> Iterator[SecondBuild]:
     """Context in which a second process builds the graph concurrently with this one.
 
     Args:
         words: the script and its arguments.
-        wanted: this process's settings.
+        requested: this process's settings.
     """
     with tempfile.TemporaryDirectory(prefix="parallax-check-") as name:
         folder = Path(name)
-        mine = replace(wanted, role=Role.CHECK_BUILD, job_folder=name)
+        mine = replace(requested, role=Role.CHECK_BUILD, job_folder=name)
         argv = [sys.executable, "-m", "parallax.runtime.worker.script", *words]
         with (folder / _SAID_FILE).open("wb") as said:
             process = subprocess.Popen(
@@ -75,10 +75,10 @@ def second_build(words: Sequence[str], wanted: Settings) -> Iterator[SecondBuild
             process.wait()
 
 
-def write_build(graph: Graph, wanted: Settings) -> None:
+def write_build(graph: Graph, requested: Settings) -> None:
     """Runs in the second process: saves its graph."""
     data = graph.as_graph_def(add_shapes=True).SerializeToString()
-    (Path(wanted.job_folder or "") / _GRAPH_FILE).write_bytes(data)
+    (Path(requested.job_folder or "") / _GRAPH_FILE).write_bytes(data)
 
 
 def structural_difference(first: Graph, second: GraphDef) -> str:
@@ -108,8 +108,8 @@ def differing_values(first: Graph, second: GraphDef) -> str:
     from parallax.analysis.reading.construction.digests import values_differ
 
     others = {node.name: node for node in second.node}
-    found = [n.name for n in first.as_graph_def().node if n.name in others and values_differ(n, others[n.name])]
-    if not found:
+    differing = [n.name for n in first.as_graph_def().node if n.name in others and values_differ(n, others[n.name])]
+    if not differing:
         return ""
-    shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+    shown = ", ".join(differing[:_SHOWN]) + (f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else "")
     return f"Values (constants, seeds) that differ between two builds: {shown}. Seed what the script draws."

@@ -36,18 +36,18 @@ class FirstBuild:
 
 def report(first: FirstBuild, second: SecondBuild) -> int:
     """Prints the findings, and returns the exit status: 1 if a run would be refused, else 0."""
-    found = [(_REFUSED, first.refusal)] if first.refusal else []
-    found += _of_builds(first, second)
+    findings = [(_REFUSED, first.refusal)] if first.refusal else []
+    findings += _of_builds(first, second)
     if first.analysed is not None:
-        found += _of_graph(first.graph, first.analysed)
+        findings += _of_graph(first.graph, first.analysed)
     if first.analysed is not None and first.analysed.captured.means:
         note = first.analysed.captured.note_of_means
-        found.append((_NOTE, f"{note[0].upper()}{note[1:]}."))
+        findings.append((_NOTE, f"{note[0].upper()}{note[1:]}."))
     order = (_REFUSED, _SUSPICIOUS, _NOTE)
     width = max(map(len, order))
-    for kind, text in sorted(found, key=lambda pair: order.index(pair[0])):
+    for kind, text in sorted(findings, key=lambda pair: order.index(pair[0])):
         sys.stdout.write(f"{kind:{width}}  {text}\n")
-    counts = [sum(kind == one for kind, _ in found) for one in order]
+    counts = [sum(kind == one for kind, _ in findings) for one in order]
     workers = f" by {first.plan.num_workers} workers" if first.plan is not None else ""
     verdict = f"A run{workers} would be refused" if counts[0] else f"A run{workers} would not be refused"
     sys.stdout.write(f"{verdict}; {counts[1]} suspicious, {counts[2]} to know. Nothing was started.\n")
@@ -72,13 +72,13 @@ def _of_graph(graph: Graph, analysed: AnalysedGraph) -> list[tuple[str, str]]:
     from parallax.runtime.check.suspicious import suspicions
 
     captured = analysed.captured
-    found = suspicions(captured, analysed.spec, analysed.sources)
-    told = [(_NOTE if one.is_note else _SUSPICIOUS, one.text) for one in found]
+    suspicious = suspicions(captured, analysed.spec, analysed.sources)
+    lines = [(_NOTE if one.is_note else _SUSPICIOUS, one.text) for one in suspicious]
     updates = training_updates(captured, analysed.sources)
     for op in graph.get_collection("train_op"):
         if op.name in captured.view.nodes and not captured.view.ancestors([op.name]) & updates:
-            told.append((_SUSPICIOUS, f"The train_op {op.name} updates no trained variable from its gradient."))
-    return told + of_unsharded(graph, captured.view, updates)
+            lines.append((_SUSPICIOUS, f"The train_op {op.name} updates no trained variable from its gradient."))
+    return lines + of_unsharded(graph, captured.view, updates)
 
 
 def of_unsharded(graph: Graph, view: GraphView, updates: Iterable[str]) -> list[tuple[str, str]]:

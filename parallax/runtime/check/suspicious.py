@@ -32,31 +32,31 @@ def suspicions(captured: CapturedGraph, spec: GraphSpec, sources: tuple[Gradient
     """
     updates = gradient_updates(captured, sources)
     step = captured.view.ancestors(updates)
-    found = [*_of_updates(captured, sources), *_of_variables(spec)]
+    suspicious = [*_of_updates(captured, sources), *_of_variables(spec)]
     parts = sorted({s.part for s in sources if s.found_by != RECORDED})
     if parts:
-        found.append(
+        suspicious.append(
             Suspicion(
                 f"The gradients of {_some(parts)} were not recorded while the graph was built, and are found by name. "
                 "Import parallax after TensorFlow and before the model is built."
             )
         )
-    return [*found, *_of_step(captured.view, step)]
+    return [*suspicious, *_of_step(captured.view, step)]
 
 
 def _of_updates(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> list[Suspicion]:
-    found = train_ops(captured, sources)
-    if len(found) < 2:
+    training_ops = train_ops(captured, sources)
+    if len(training_ops) < 2:
         return []
-    names = [f"{op.name} ({len(op.variables)} variables)" for op in found]
+    names = [f"{op.name} ({len(op.variables)} variables)" for op in training_ops]
     return [Suspicion(f"Several ops train independently of each other: {_some(names)}.", is_note=True)]
 
 
 def _of_variables(spec: GraphSpec) -> list[Suspicion]:
-    found = []
+    suspicious = []
     unused = [v.name for v in spec.variables if v.trainable and not v.gradients]
     if unused:
-        found.append(
+        suspicious.append(
             Suspicion(
                 f"Trainable variables that no gradient updates: {_some(unused)}. Does the loss not depend on them? If "
                 "that is intended, create them with trainable=False."
@@ -64,25 +64,25 @@ def _of_variables(spec: GraphSpec) -> list[Suspicion]:
         )
     own = [v.name for v in spec.variables if v.cls == VariableClass.LOCAL]
     if own:
-        found.append(Suspicion(f"Each worker keeps its own value of {_some(own)} (class local).", is_note=True))
+        suspicious.append(Suspicion(f"Each worker keeps its own value of {_some(own)} (class local).", is_note=True))
     for variable in spec.variables:
         if variable.cls == VariableClass.NOT_SHARDABLE:
             text = f"The rows of {variable.name} cannot be sharded: {variable.reason or 'an op is not supported'}."
-            found.append(Suspicion(text, is_note=True))
-    return found
+            suspicious.append(Suspicion(text, is_note=True))
+    return suspicious
 
 
 def _of_step(view: GraphView, step: set[str]) -> list[Suspicion]:
-    found = []
+    suspicious = []
     fixed = sorted(n for n in step if view.op(n) in _PLACEHOLDERS and _fixed_rows(view, n) > 1)
     if fixed:
         text = f"Placeholders with a fixed batch size: {_some(fixed)}. `parallax verify` then needs --joined-args."
-        found.append(Suspicion(text, is_note=True))
-    drawn = random_ops(view, step)
-    if drawn:
-        text = f"A step has random ops: {_some(drawn)}. Each worker draws its own numbers; where their shape "
-        found.append(Suspicion(f"{text}depends on the batch, `parallax verify` cannot compare.", is_note=True))
-    return found
+        suspicious.append(Suspicion(text, is_note=True))
+    random_draws = random_ops(view, step)
+    if random_draws:
+        text = f"A step has random ops: {_some(random_draws)}. Each worker draws its own numbers; where their shape "
+        suspicious.append(Suspicion(f"{text}depends on the batch, `parallax verify` cannot compare.", is_note=True))
+    return suspicious
 
 
 def _rows(view: GraphView, tensor: str) -> int:

@@ -39,14 +39,14 @@ class _InProgress:
     copied_bytes: int = 0
     looked_s: float = field(default_factory=time.monotonic)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Measures the copied memory at intervals."""
         if time.monotonic() - self.looked_s >= _LOOK_S:
             self.copied_bytes, self.looked_s = max(self.copied_bytes, self.image.copied_bytes()), time.monotonic()
 
 
 @dataclass
-class BesideTraining:
+class ConcurrentCheckpoints:
     """Writes a job's checkpoints during training, one worker's part in it.
 
     Attributes:
@@ -102,7 +102,7 @@ class BesideTraining:
         """Whether this worker still supplies or writes rows."""
         return self._writes is not None and self._writes.thread is not None and self._writes.thread.is_alive()
 
-    def hold(self, storage: Storage) -> None:
+    def switch_variables(self, storage: Storage) -> None:
         """Switches to other variables; builds the ops for them in the default graph, a worker's."""
         self.join()
         self.storage, self.freezer = storage, _freezer(storage)
@@ -117,7 +117,7 @@ class BesideTraining:
         self._writes.waited_s += waited_s
         return waited_s
 
-    def take(self) -> CheckpointResult:
+    def pop_result(self) -> CheckpointResult:
         """Returns the result of a checkpoint, when writing has ended.
 
         Raises:
@@ -146,9 +146,9 @@ class BesideTraining:
     def _write_state(self, one: _InProgress) -> CheckpointResult:
         storage = self.storage
         writer = storage.writer(one.step, one.header, storage.chunk_bytes)
-        contents = storage.marks.contents(one.image.held, one.header)
+        contents = storage.marks.contents(one.image.variables, one.header)
         try:
-            moved = write_contents(contents, self.comm, one.image.session, writer, one.look, one.image.loss)
+            moved = write_contents(contents, self.comm, one.image.session, writer, one.poll, one.image.loss)
         finally:
             one.image.thaw()
         if self.comm.Get_rank() == 0:
@@ -166,9 +166,9 @@ class BesideTraining:
             return None, str(error)
 
 
-def beside_training(storage: Storage) -> BesideTraining:
+def prepare_concurrent_checkpoints(storage: Storage) -> ConcurrentCheckpoints:
     """Adds the ops for checkpoints during training to the default graph, a worker's; every worker must call it."""
-    return BesideTraining(storage, storage.comm.Dup(), _freezer(storage))
+    return ConcurrentCheckpoints(storage, storage.comm.Dup(), _freezer(storage))
 
 
 def _freezer(storage: Storage) -> Freezer | str:

@@ -18,7 +18,12 @@ import tensorflow as tf
 
 from parallax.base.errors import CheckpointError
 from parallax.base.types import Comm, Session
-from parallax.runtime.checkpoint.collective_write import CheckpointResult, check_one_step, on_worker_0, write_contents
+from parallax.runtime.checkpoint.collective_write import (
+    CheckpointResult,
+    check_one_step,
+    run_on_worker_0,
+    write_contents,
+)
 from parallax.runtime.checkpoint.format.bundle import Bundle
 from parallax.runtime.checkpoint.format.chain import States, state_of
 from parallax.runtime.checkpoint.format.folder import INCREMENT, Retention, absolute, file_errors, list_prefixes
@@ -40,23 +45,23 @@ class Storage:
 
     Attributes:
         folder: worker 0 writes and reads here; the other workers write here too if they see it.
-        held: all variables, in the same order on all workers, which keeps their calls in step.
+        variables: all variables, in the same order on all workers, which keeps their calls in step.
         comm: communicator of the workers (mpi4py).
         chunk_bytes: the maximum of bytes moved at once.
         retention: which checkpoints remain after a new one.
         marks: the variables that record touched rows, if increments are written.
-        own: variables of this project that are written too, and that `read` skips.
+        internal_variables: variables of this project that are written too, and that `read` skips.
         timeout_s: seconds that the folder may fail to respond.
         claim: on the folder, of worker 0's process; None where no other job writes there.
     """
 
     folder: str
-    held: tuple[StoredVariable, ...]
+    variables: tuple[StoredVariable, ...]
     comm: Comm
     chunk_bytes: int = CHUNK_BYTES
     retention: Retention = Retention()
     marks: Marks = Marks()
-    own: tuple[StoredVariable, ...] = ()
+    internal_variables: tuple[StoredVariable, ...] = ()
     timeout_s: float = float("inf")
     claim: FolderClaim | None = None
 
@@ -68,7 +73,7 @@ class Storage:
     @property
     def everything(self) -> tuple[StoredVariable, ...]:
         """All variables that must be read at one instant."""
-        return (*self.held, *self.own, *self.marks.held)
+        return (*self.variables, *self.internal_variables, *self.marks.tables)
 
     def writer(self, step: int, header: Header | None, chunk_bytes: int) -> Writer:
         """Returns the writer of a checkpoint's files for this worker."""
@@ -78,7 +83,7 @@ class Storage:
             absolute(self.folder), step, chunk_bytes, self.retention, name, rank, claim=claim, watch=self.watch
         )
 
-    def take_folder(self, waits: bool = False) -> None:
+    def acquire_folder(self, waits: bool = False) -> None:
         """Takes the folder for this job; every worker must call it.
 
         A folder that cannot be written is not taken yet: the next write of a checkpoint takes it, or reports why it
@@ -95,12 +100,12 @@ class Storage:
         def take() -> None:
             if claim is not None:
                 with contextlib.suppress(OSError, tf.errors.OpError):
-                    (claim.wait if waits else claim.take)()
+                    (claim.wait if waits else claim.acquire)()
 
         watch = nullcontext() if waits else self.watch.doing("Training cannot begin")
-        on_worker_0(self.comm, take, watch)
+        run_on_worker_0(self.comm, take, watch)
 
-    def give_back_folder(self) -> None:
+    def release_folder(self) -> None:
         """Releases the folder for other jobs."""
         if self.claim is not None:
             with self.watch.doing("The job cannot end"):
@@ -136,8 +141,8 @@ class Storage:
     def next_step(self) -> int:
         """Returns the highest step of the folder's checkpoints plus 1, at least 1; every worker must call it."""
         folder = absolute(self.folder)
-        found = on_worker_0(self.comm, lambda: list_prefixes(folder), self._reading(folder))
-        steps = [int(prefix.rpartition("-")[2]) for prefix in found or () if prefix.rpartition("-")[2].isdecimal()]
+        prefixes = run_on_worker_0(self.comm, lambda: list_prefixes(folder), self._reading(folder))
+        steps = [int(prefix.rpartition("-")[2]) for prefix in prefixes or () if prefix.rpartition("-")[2].isdecimal()]
         return int(self.comm.bcast(max(steps, default=0) + 1))
 
     def load(self, session: Session) -> CheckpointResult | None:
@@ -156,7 +161,7 @@ class Storage:
         folder, comm = absolute(self.folder), self.comm
         states = States(folder)
         while True:
-            prefix = comm.bcast(on_worker_0(comm, states.following, self._reading(folder)))
+            prefix = comm.bcast(run_on_worker_0(comm, states.following, self._reading(folder)))
             if prefix is None:
                 break
             try:
@@ -199,23 +204,23 @@ class Storage:
             reader.append(opening())
             check_fits(
                 reader[0],
-                [held.stored for held in self.held],
+                [held.stored for held in self.variables],
                 "Continue with the graph that wrote it, or name another folder in CheckPointConfig.ckpt_dir.",
             )
-            for key in sorted({one.stored.key for one in self.own} & reader[0].tensors.keys()):
+            for key in sorted({one.stored.key for one in self.internal_variables} & reader[0].tensors.keys()):
                 shape = reader[0].tensors[key].shape
                 reader[0].read(key, (0,) * len(shape), shape)  # damage of it counts too; its values are read elsewhere
-            return [ranges_of(reader[0], held.stored, self.chunk_bytes) for held in self.held]
+            return [ranges_of(reader[0], held.stored, self.chunk_bytes) for held in self.variables]
 
-        ranges = self.comm.bcast(on_worker_0(self.comm, open_ranges, self._reading(prefix)))
+        ranges = self.comm.bcast(run_on_worker_0(self.comm, open_ranges, self._reading(prefix)))
         total_bytes = largest_bytes = 0
-        for held, own_ranges in zip(self.held, ranges, strict=True):
+        for variable, own_ranges in zip(self.variables, ranges, strict=True):
             for first, count in own_ranges:
-                read = partial(lambda *of: read_rows(reader[0], *of), held.stored, first, count)
-                rows = on_worker_0(self.comm, read, self._reading(prefix))
+                read = partial(lambda *of: read_rows(reader[0], *of), variable.stored, first, count)
+                rows = run_on_worker_0(self.comm, read, self._reading(prefix))
                 size = int(getattr(rows, "nbytes", 0))
                 total_bytes, largest_bytes = total_bytes + size, max(largest_bytes, size)
-                held.write(session, first, count, rows)
+                variable.write(session, first, count, rows)
         return total_bytes, largest_bytes
 
     def read_present(self, session: Session, prefix: str, some: Sequence[StoredVariable]) -> None:
@@ -236,11 +241,11 @@ class Storage:
                 for one in some
             ]
 
-        ranges = self.comm.bcast(on_worker_0(self.comm, open_ranges, self._reading(prefix)))
+        ranges = self.comm.bcast(run_on_worker_0(self.comm, open_ranges, self._reading(prefix)))
         for one, own_ranges in zip(some, ranges, strict=True):
             for first, count in own_ranges:
                 read = partial(lambda *of: read_rows(reader[0], *of), one.stored, first, count)
-                one.write(session, first, count, on_worker_0(self.comm, read, self._reading(prefix)))
+                one.write(session, first, count, run_on_worker_0(self.comm, read, self._reading(prefix)))
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:

@@ -16,15 +16,15 @@ from parallax.base.types import Comm, Graph, Session, Tensor
 from parallax.graph.batches import is_of_front_end
 from parallax.report.logger import log
 from parallax.report.show import show
-from parallax.runtime.checkpoint.beside_training import BesideTraining, beside_training
+from parallax.runtime.checkpoint.beside_training import ConcurrentCheckpoints, prepare_concurrent_checkpoints
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.format.folder import Retention, absolute
 from parallax.runtime.checkpoint.format.folder_owner import claim_of
 from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, stored_variables, variable_op
-from parallax.runtime.checkpoint.positions import KeptPositions
-from parallax.runtime.checkpoint.rows.access_to_rows import hold
+from parallax.runtime.checkpoint.positions import SavedPositions
+from parallax.runtime.checkpoint.rows.access_to_rows import build_access
 from parallax.runtime.checkpoint.rows.row_places import Places
-from parallax.runtime.checkpoint.rows.touched_tables import Marks, Succession, hold_marks
+from parallax.runtime.checkpoint.rows.touched_tables import Marks, Succession, build_marks
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.settings.parts import CheckPointConfig
@@ -71,7 +71,7 @@ class Checkpoints:
         step: tensor of the global step in the worker's graph.
         step_op: the op of the user's graph that holds it.
         succession: full checkpoints and increments.
-        beside: writes during training; None where training waits.
+        concurrent: writes during training; None where training waits.
         loaded_step: the step that the session was resumed at; None for a start from initial values.
         saved_step: the step of the latest one that was written or loaded.
         positions: positions of random streams and input pipelines; None where checkpoints do not have them.
@@ -83,31 +83,33 @@ class Checkpoints:
     step: Tensor
     step_op: str
     succession: Succession = field(default_factory=lambda: Succession(1))
-    beside: BesideTraining | None = None
+    concurrent: ConcurrentCheckpoints | None = None
     loaded_step: int | None = None
     saved_step: int | None = None
-    positions: KeptPositions | None = None
+    positions: SavedPositions | None = None
     of_islands: tuple[StoredVariable, ...] = ()
 
-    def hold(self, graph: Graph, places: Places) -> None:
+    def switch_placement(self, graph: Graph, places: Places) -> None:
         """Switches to another placement of rows; builds the ops for it in the default graph, a worker's.
 
         Checkpoints are full from then on.
         """
-        held = hold(stored_variables(graph), places, self.storage.comm)
-        self.storage = replace(self.storage, held=held, marks=Marks())  # the new placement does not record touched rows
+        accesses = build_access(stored_variables(graph), places, self.storage.comm)
+        self.storage = replace(
+            self.storage, variables=accesses, marks=Marks()
+        )  # the new placement does not record touched rows
         self.step = step_tensor(graph, places)
-        if self.beside is not None:
-            self.beside.hold(self.storage)
+        if self.concurrent is not None:
+            self.concurrent.switch_variables(self.storage)
 
     def finish(self) -> None:
         """Waits until writing has ended, and releases the folder.
 
         No thread may be in MPI when the process exits.
         """
-        if self.beside is not None:
-            self.beside.join()
-        self.storage.give_back_folder()
+        if self.concurrent is not None:
+            self.concurrent.join()
+        self.storage.release_folder()
 
     def load(self, session: Session) -> None:
         """Takes the folder, and loads its latest checkpoint, if there is one; every worker must call it.
@@ -115,14 +117,14 @@ class Checkpoints:
         Raises:
             FolderInUse: on all workers, when the folder belongs to another job.
         """
-        self.storage.take_folder()
+        self.storage.acquire_folder()
         moved = self.storage.load(session)
         if moved is not None:
             self.loaded_step = self.saved_step = int(session.run(self.step))
             self.succession.last = moved.header
             if self.of_islands:
                 self.storage.read_present(session, moved.prefix, self.of_islands)
-            anew = () if self.positions is None else self.positions.take(session, moved.prefix)
+            anew = () if self.positions is None else self.positions.resume(session, moved.prefix)
             if self.storage.comm.Get_rank() == 0:
                 notes = "".join(f"{note}\n" for note in moved.notes)
                 show(f"{notes}Resumed from step {self.loaded_step}: {moved.prefix}\n")
@@ -138,7 +140,7 @@ def checkpoints(
     config: CheckPointConfig,
     comm: Comm,
     touched: RowMemory = NO_ROW_MEMORY,
-    positions: KeptPositions | None = None,
+    positions: SavedPositions | None = None,
     entries: Callable[[Sequence[StoredVariable]], tuple[StoredVariable, ...]] | None = None,
 ) -> Checkpoints:
     """Adds the ops for checkpoints to the default graph, a worker's.
@@ -154,22 +156,22 @@ def checkpoints(
     """
     check_global_step(graph, config)
     stored = stored_variables(graph)
-    held, marks = hold(stored, places, comm), hold_marks(touched, stored, places, comm)
+    variables, marks = build_access(stored, places, comm), build_marks(touched, stored, places, comm)
     if config.whole_every > 1 and comm.Get_rank() == 0:
         log.info(marks.describe(touched))
     op = variable_op(v1.train.get_global_step(graph))
     if op in places.stages:
         raise ConfigError(_OF_ONE_STAGE.format(op=op))
     retention = Retention(config.keep_last, config.keep_every_hours)
-    of_islands = () if entries is None else entries(held)
-    own = (*(() if positions is None else positions.held), *of_islands)
+    of_islands = () if entries is None else entries(variables)
+    own = (*(() if positions is None else positions.variables), *of_islands)
     claim = claim_of(absolute(str(config.ckpt_dir))) if comm.Get_rank() == 0 else None
     storage = Storage(
-        str(config.ckpt_dir), held, comm, CHUNK_BYTES, retention, marks, own, config.folder_timeout_s, claim
+        str(config.ckpt_dir), variables, comm, CHUNK_BYTES, retention, marks, own, config.folder_timeout_s, claim
     )
-    beside = beside_training(storage) if config.beside_training and not places.stages else None
+    concurrent = prepare_concurrent_checkpoints(storage) if config.beside_training and not places.stages else None
     step, succession = step_tensor(graph, places), Succession(config.whole_every)
-    return Checkpoints(config, storage, step, op, succession, beside, positions=positions, of_islands=of_islands)
+    return Checkpoints(config, storage, step, op, succession, concurrent, positions=positions, of_islands=of_islands)
 
 
 def step_tensor(graph: Graph, places: Places) -> Tensor:

@@ -82,25 +82,25 @@ def write_contents(
         FilesFailed: on all workers, when the folder cannot be written. Earlier checkpoints are untouched.
     """
     began_s = time.monotonic()
-    on_worker_0(comm, writer.begin, _writing(writer))
+    run_on_worker_0(comm, writer.begin, _writing(writer))
     writers = _writers(comm, writer) if contents.has_spread_rows else ()
-    own = _OwnFiles(comm, writer)
+    own = _WorkerFiles(comm, writer)
     for piece in contents.pieces(comm, session, writer.chunk_bytes, writers):
         after_chunk()
         own.write(piece)
     own.close()
-    found = comm.allgather((own.said, own.parts, own.total_bytes, max(own.largest_bytes, writer.largest_bytes)))
-    said = next(filter(None, (said for said, *_ in found)), None)
+    found = comm.allgather((own.error_text, own.parts, own.total_bytes, max(own.largest_bytes, writer.largest_bytes)))
+    error_text = next(filter(None, (said for said, *_ in found)), None)
     losses = comm.allgather("" if loss is None else loss.reason)
     parts = [part for _, theirs, *_ in found[1:] for part in theirs]
 
     def finish() -> None:
-        if said is not None:
-            raise own.failed or OSError(said)
-        _check_whole(losses, writer.step)
+        if error_text is not None:
+            raise own.failed or OSError(error_text)
+        _check_complete(losses, writer.step)
         _finish(writer, contents.header, parts)
 
-    on_worker_0(comm, finish, _writing(writer))  # the others wait: their next call needs worker 0
+    run_on_worker_0(comm, finish, _writing(writer))  # the others wait: their next call needs worker 0
     seconds = time.monotonic() - began_s
     return CheckpointResult(
         writer.prefix,
@@ -114,7 +114,7 @@ def write_contents(
     )
 
 
-def _check_whole(losses: Sequence[str], step: int) -> None:
+def _check_complete(losses: Sequence[str], step: int) -> None:
     """Refuses a checkpoint with rows of a lost image.
 
     Args:
@@ -134,17 +134,17 @@ def _writers(comm: Comm, writer: Writer) -> tuple[int, ...]:
     """The workers that see the folder of a checkpoint and may write there; including worker 0, which has made it."""
     name = comm.bcast(writer.parts_name)
     with writer.watch_folder():
-        has_signed = comm.Get_rank() == 0 or writer.join(name)
+        has_signed = comm.Get_rank() == 0 or writer.register(name)
     signed = comm.allgather(has_signed)
 
     def join() -> list[int]:
-        return [worker for worker, one in enumerate(signed) if one and (worker == 0 or writer.has_joined(worker))]
+        return [worker for worker, one in enumerate(signed) if one and (worker == 0 or writer.has_registered(worker))]
 
-    return tuple(comm.bcast(on_worker_0(comm, join, _writing(writer))))
+    return tuple(comm.bcast(run_on_worker_0(comm, join, _writing(writer))))
 
 
 @dataclass
-class _OwnFiles:
+class _WorkerFiles:
     """The files that one worker writes of a checkpoint.
 
     After a file error it writes no more, but continues to supply rows, and all workers learn of the error at the end.
@@ -160,7 +160,7 @@ class _OwnFiles:
     _may_ask: bool = True
 
     @property
-    def said(self) -> str | None:
+    def error_text(self) -> str | None:
         """Returns the error so far; None without one."""
         rank = self.comm.Get_rank()
         return None if self.failed is None else f"{reason(self.failed)}{f' (worker {rank})' if rank else ''}"
@@ -175,7 +175,7 @@ class _OwnFiles:
                 self.writer.add(piece.key, piece.slice_spec, piece.dtype, piece.value)
 
         self._try(add)
-        if piece.is_dealt:
+        if piece.is_distributed:
             self._try_again(add)
         else:  # a piece of worker 0's, which has made room if it could
             self._may_ask = self.failed is None
@@ -203,11 +203,11 @@ class _OwnFiles:
         while True:
             asks = self.failed is not None and self._may_ask and is_full(self.failed)
             barrier(self.comm)
-            asked = next(filter(None, self.comm.allgather(self.said if asks else None)), None)
-            if asked is None:
+            disk_error = next(filter(None, self.comm.allgather(self.error_text if asks else None)), None)
+            if disk_error is None:
                 return
             with self.writer.watch_folder() if self.comm.Get_rank() == 0 else nullcontext():
-                has_room = self.writer.make_room(OSError(asked)) if self.comm.Get_rank() == 0 else None
+                has_room = self.writer.make_room(OSError(disk_error)) if self.comm.Get_rank() == 0 else None
             has_room = self.comm.bcast(has_room)
             if asks and has_room:
                 self.failed = None
@@ -226,24 +226,24 @@ def _finish(writer: Writer, header: Header | None, parts: Sequence[str]) -> None
     delete_strays(writer.folder, list_prefixes(writer.folder))
 
 
-def on_worker_0(comm: Comm, do: Callable[[], Any], words: AbstractContextManager[None]) -> Any:
+def run_on_worker_0(comm: Comm, do: Callable[[], Any], words: AbstractContextManager[None]) -> Any:
     """Executes a file operation on worker 0; all workers wait for it and raise its exception.
 
     Returns:
         Its result on worker 0; None elsewhere.
     """
-    found, failed = None, None
+    result, failed = None, None
     if comm.Get_rank() == 0:
         try:
             with words:
-                found = do()
+                result = do()
         except CheckpointError as error:
             failed = error
     barrier(comm)
     failed = comm.bcast(failed)
     if failed is not None:
         raise failed
-    return found
+    return result
 
 
 def check_one_step(comm: Comm, step: int) -> None:

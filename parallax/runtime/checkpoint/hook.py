@@ -135,25 +135,25 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         Between updates (`is_between`) it has the positions of the last update: batches of no update are read again. A
         write that may not fail is full by default.
         """
-        storage, beside = self.checkpoints.storage, self.checkpoints.beside
+        storage, concurrent = self.checkpoints.storage, self.checkpoints.concurrent
         self._wait(is_due=may_fail)
         following = partial(self.checkpoints.succession.following, step, storage.comm)
         is_whole = not may_fail if must_be_whole is None else must_be_whole
-        header = following(is_whole or not storage.marks.held)
+        header = following(is_whole or not storage.marks.tables)
         self._is_missing = False
         if self.checkpoints.positions is not None and not is_between:
             self.checkpoints.positions.put(session)
         with self.worker.watch.run(f"checkpoint of step {step}", f"checkpoint, {step}", patient=self.is_patient):
-            refusal = beside.begin(session, step, header) if beside is not None and may_fail else None
+            refusal = concurrent.begin(session, step, header) if concurrent is not None and may_fail else None
             if refusal:
                 header = following(must_be_whole=True)  # touched rows are reset
             if refusal != "":
-                self._take(step, lambda: self._stand(session, step, header), may_fail)
+                self._process_result(step, lambda: self._save_blocking(session, step, header), may_fail)
         if refusal:
             self._warn_once("Training waits while checkpoints are written", f": variables cannot be frozen {refusal}")
         self._note_saved(step)
 
-    def _stand(self, session: Session, step: int, header: Header | None) -> CheckpointResult:
+    def _save_blocking(self, session: Session, step: int, header: Header | None) -> CheckpointResult:
         """Writes a checkpoint while all workers wait, and reports it to the launcher."""
         storage = self.checkpoints.storage
         moved = storage.save(session, step, header)
@@ -161,7 +161,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             tell_saved(step)
         return moved
 
-    def _take(self, step: int, result: Callable[[], CheckpointResult], may_fail: bool) -> None:
+    def _process_result(self, step: int, result: Callable[[], CheckpointResult], may_fail: bool) -> None:
         """Processes the result of the checkpoint of a step."""
         try:
             moved = result()
@@ -201,17 +201,17 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def _look(self) -> None:
         """Processes the result of a checkpoint during training, once it has ended."""
-        beside = self.checkpoints.beside
-        if beside is not None and beside.step is not None and not beside.is_writing:
-            self._take(beside.step, beside.take, may_fail=True)
+        concurrent = self.checkpoints.concurrent
+        if concurrent is not None and concurrent.step is not None and not concurrent.is_writing:
+            self._process_result(concurrent.step, concurrent.pop_result, may_fail=True)
 
     def _wait(self, is_due: bool = True) -> None:
         """Waits for the checkpoint in progress, if there is one; every worker must call it."""
-        beside = self.checkpoints.beside
-        if beside is not None and beside.is_writing:
-            step = beside.step
+        concurrent = self.checkpoints.concurrent
+        if concurrent is not None and concurrent.is_writing:
+            step = concurrent.step
             with self.worker.watch.run(f"checkpoint of step {step}, written", f"checkpoint, {step}, w", patient=True):
-                waited_s = beside.join()
+                waited_s = concurrent.join()
             if is_due:
                 self._warn_once(
                     "The next checkpoint was due",
@@ -283,7 +283,7 @@ class CallingHook(CheckpointHook):
             for rank in range(1, comm.Get_size()):
                 comm.send(step, rank)
             self._save(session, step)
-        if self._preemption.is_told():
+        if self._preemption.is_notified():
             self._preemption.call(step)
             self._leave(session, step)
 
@@ -309,8 +309,8 @@ class CallingHook(CheckpointHook):
     def _read_step(self, session: Session) -> int:
         """The servers' step; a worker's own copy is as old as its last run."""
         storage = self.checkpoints.storage
-        held = next(h for h in storage.held if h.stored.op == self.checkpoints.step_op)
-        return int(held.read(session, 0, 1)) if storage.comm.Get_rank() == 0 else 0
+        variable = next(h for h in storage.variables if h.stored.op == self.checkpoints.step_op)
+        return int(variable.read(session, 0, 1)) if storage.comm.Get_rank() == 0 else 0
 
 
 def _workers(ranks: Sequence[int]) -> str:

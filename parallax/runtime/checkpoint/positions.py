@@ -26,7 +26,7 @@ from parallax.runtime.checkpoint.format.folder_watch import FolderWatch
 from parallax.runtime.checkpoint.format.sorted_string_table import DamagedCheckpoint
 from parallax.runtime.checkpoint.format.stored_rows import Readable
 from parallax.runtime.checkpoint.format.stored_tensors import OWN_KEYS, CheckpointEntry
-from parallax.runtime.checkpoint.rows.access_to_rows import hold
+from parallax.runtime.checkpoint.rows.access_to_rows import build_access
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
 from parallax.runtime.worker.session.positions import InputPositions, IteratorPosition
@@ -77,9 +77,9 @@ class StoredPositions:
 
     def is_in_shares(self, size: int) -> bool:
         """Whether each of `size` workers resumes in the shard with its own number, in all sharded datasets."""
-        found = [value for value in self.values.values() if value[0][0] == _OF_SHARES and value[0][2]]
-        is_own = all(int(value[rank][1]) % size == rank for value in found for rank in range(len(value)))
-        return size == self.workers == self.shares and is_own
+        sharded = [value for value in self.values.values() if value[0][0] == _OF_SHARES and value[0][2]]
+        is_in_rank_order = all(int(value[rank][1]) % size == rank for value in sharded for rank in range(len(value)))
+        return size == self.workers == self.shares and is_in_rank_order
 
 
 def stored_positions(folder: str, comm: Comm, timeout_s: float = float("inf")) -> StoredPositions | None:
@@ -103,17 +103,17 @@ def stored_positions(folder: str, comm: Comm, timeout_s: float = float("inf")) -
 
 def _from_worker_0(comm: Comm, name: str, read: Callable[[], StoredPositions | None]) -> StoredPositions | None:
     """Broadcasts worker 0's result or exception of a read to all workers."""
-    found: StoredPositions | CheckpointError | None = None
+    positions: StoredPositions | CheckpointError | None = None
     if comm.Get_rank() == 0:
         try:
             with file_errors(f"Cannot read {name} on the host of worker 0", "Name another folder."):
-                found = read()
+                positions = read()
         except CheckpointError as error:
-            found = error
-    told: StoredPositions | CheckpointError | None = comm.bcast(found)
-    if isinstance(told, CheckpointError):
-        raise told
-    return told
+            positions = error
+    received: StoredPositions | CheckpointError | None = comm.bcast(positions)
+    if isinstance(received, CheckpointError):
+        raise received
+    return received
 
 
 def _first_whole(states: States) -> StoredPositions | None:
@@ -138,12 +138,12 @@ def read_positions(reader: Readable) -> StoredPositions | None:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPositions:
+class SavedPositions:
     """The variables of a worker's graph in which checkpoints store its positions.
 
     Attributes:
         positions: of this worker's runs.
-        held: the variables written into checkpoints.
+        variables: the variables written into checkpoints.
         streams: the random ops.
         comm: communicator of the workers.
         seed: the seed of the job's random numbers.
@@ -156,7 +156,7 @@ class KeptPositions:
     """
 
     positions: InputPositions
-    held: tuple[StoredVariable, ...]
+    variables: tuple[StoredVariable, ...]
     streams: tuple[str, ...]
     comm: Comm
     seed: int
@@ -171,9 +171,9 @@ class KeptPositions:
         """Writes this worker's positions into its variables; before a checkpoint, on all workers."""
         rows = [[_OF_JOB, self.positions.consumed, self.seed, self.shares]]
         for name, one in self.positions.inputs.items():
-            taken = self.positions.taken[name]
-            number = taken.next if taken.pending is None else taken.pending
-            maker = next((one for one in one.makers if one.op == taken.maker), None)
+            position = self.positions.taken[name]
+            number = position.next if position.pending is None else position.pending
+            maker = next((one for one in one.makers if one.op == position.maker), None)
             kind = _OF_SHARES if maker is not None and maker.is_sharded else _OF_OWN
             rows.append([kind, number, 0 if maker is None else _digest(maker.op), 0])
         session.run(self.update, {self.counted: np.array(rows, np.int64)})
@@ -184,7 +184,7 @@ class KeptPositions:
             if one.begins_by_itself:
                 begins = ((name, one.makers[0].op),)
                 session.run(one.makers[0].op, self.positions.start_feeds(begins))
-                self.positions.began(begins)
+                self.positions.record_begin(begins)
 
     def begin_again(self, session: Session) -> None:
         """Restores positions of iterators that TensorFlow has initialized with the tables, before elements are read."""
@@ -196,19 +196,19 @@ class KeptPositions:
                     continue
                 if feeds := self.positions.start_feeds(begins):
                     session.run(maker.op, feeds)
-                self.positions.began(begins)
+                self.positions.record_begin(begins)
 
-    def take(self, session: Session, prefix: str) -> tuple[str, ...]:
-        """Resumes from a checkpoint's positions, as `go_on` does; every worker must call it."""
-        found = _from_worker_0(self.comm, prefix, lambda: read_positions(state_of(prefix)))
-        return self.go_on(session, found, prefix)
+    def resume(self, session: Session, prefix: str) -> tuple[str, ...]:
+        """Resumes from a checkpoint's positions, as `continue_from` does; every worker must call it."""
+        positions = _from_worker_0(self.comm, prefix, lambda: read_positions(state_of(prefix)))
+        return self.continue_from(session, positions, prefix)
 
-    def go_on(self, session: Session, found: StoredPositions | None, prefix: str) -> tuple[str, ...]:
+    def continue_from(self, session: Session, positions: StoredPositions | None, prefix: str) -> tuple[str, ...]:
         """Resumes from the positions of a state.
 
         Args:
             session: TensorFlow's session on the worker's graph.
-            found: the positions in the state.
+            positions: the positions in the state.
             prefix: its name.
 
         Returns:
@@ -217,37 +217,37 @@ class KeptPositions:
         Raises:
             CheckpointError: on all workers, when its datasets are sharded differently than this start expects.
         """
-        if found is None:
+        if positions is None:
             return ("It has no positions of random streams and input, which begin anew.",)
-        self.positions.consumed = found.consumed
-        notes = [*self._take_streams(session, found), *self._take_inputs(found, prefix)]
+        self.positions.consumed = positions.consumed
+        notes = [*self._resume_streams(session, positions), *self._resume_inputs(positions, prefix)]
         return tuple(notes)
 
-    def _take_streams(self, session: Session, found: StoredPositions) -> list[str]:
+    def _resume_streams(self, session: Session, positions: StoredPositions) -> list[str]:
         rank, anew = self.comm.Get_rank(), []
         if not self.streams:
             return []
         numbers = session.run(self.drawn)
         for place, name in enumerate(self.streams):
-            stored = found.of(name)
+            stored = positions.of(name)
             if stored is None:
                 anew.append(name)
-            elif rank < found.workers:
+            elif rank < positions.workers:
                 numbers[place] = stored[rank][1:]
             else:  # a worker that did not exist has its own seeds, and has not drawn these numbers before either
                 numbers[place][0] = stored[0][1]
         session.run(self.move, {self.go_to: numbers})
         return [f"Random ops that it does not have begin anew: {list_first(anew)}."] if anew else []
 
-    def _take_inputs(self, found: StoredPositions, prefix: str) -> list[str]:
+    def _resume_inputs(self, positions: StoredPositions, prefix: str) -> list[str]:
         size, notes = self.comm.Get_size(), []
         for name, one in self.positions.inputs.items():
-            stored = found.of(name)
+            stored = positions.of(name)
             began = 0 if stored is None else int(stored[0][2])
             maker = next((maker for maker in one.makers if _digest(maker.op) == began), None)
             if stored is None or maker is None:
                 continue
-            if maker.in_own_share and not found.is_in_shares(size):
+            if maker.is_local_shard and not positions.is_in_shares(size):
                 raise CheckpointError(
                     f"The checkpoint {prefix} has its datasets in other shares than a later one that is damaged. Name "
                     "it in the first line of the file `checkpoint`, and start the job again."
@@ -269,9 +269,9 @@ def _number(name: str, maker: Maker, numbers: Sequence[int], rank: int, size: in
     return first + rank, "" if is_even else _UNEVEN.format(name=name)
 
 
-def keep_positions(
+def build_positions(
     worker_graph: WorkerGraph, positions: InputPositions, comm: Comm, seed: int, shares: int
-) -> KeptPositions:
+) -> SavedPositions:
     """Builds the variables in the default graph, a worker's.
 
     Args:
@@ -281,28 +281,28 @@ def keep_positions(
         seed: of the job's random numbers.
         shares: the number of shards of its datasets.
     """
-    graph, streams = tf.compat.v1.get_default_graph(), worker_graph.streams.kept
+    graph, streams = tf.compat.v1.get_default_graph(), worker_graph.streams.saved
     names = [_JOB, *positions.inputs, *(one.op for one in streams)]
     digests = np.array([_digest(name) for name in names], np.int64)
     size, count = comm.Get_size(), len(names)
     with tf.name_scope("parallax/positions/"):
         handles = [graph.get_tensor_by_name(f"{one.variable}:0") for one in streams]
         read = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64) for handle in handles]
-        drawn = tf.reshape(tf.stack(read) if read else tf.zeros([0, 3], tf.int64), [-1, 3])
+        stream_values = tf.reshape(tf.stack(read) if read else tf.zeros([0, 3], tf.int64), [-1, 3])
         go_to = tf.compat.v1.placeholder(tf.int64, [len(streams), 3])
         move = tf.group(*(tf.raw_ops.AssignVariableOp(resource=one, value=go_to[n]) for n, one in enumerate(handles)))
         counted = tf.compat.v1.placeholder(tf.int64, [1 + len(positions.inputs), 4])
         kinds = tf.fill([len(streams), 1], np.int64(_OF_STREAM))
-        rows = tf.concat([counted, tf.concat([kinds, drawn], 1)], 0)
+        rows = tf.concat([counted, tf.concat([kinds, stream_values], 1)], 0)
         values = {WORKERS: rows[None], NAMES: tf.constant(digests)}
     update = tf.group(*(_assign(name, value) for name, value in values.items()))
     shapes = {WORKERS: (size, count, 4), NAMES: (count,)}
     stored = tuple(
         CheckpointEntry(k, k, "int64", 8, shape, shape, (0,) * len(shape), False) for k, shape in shapes.items()
     )
-    held = hold(stored, Places(spread={WORKERS: Ownership.even(size)}), comm)
+    variables = build_access(stored, Places(spread={WORKERS: Ownership.even(size)}), comm)
     ops = tuple(one.op for one in streams)
-    return KeptPositions(positions, held, ops, comm, seed, shares, counted, update, drawn, go_to, move)
+    return SavedPositions(positions, variables, ops, comm, seed, shares, counted, update, stream_values, go_to, move)
 
 
 def _assign(name: str, value: Tensor) -> Operation:

@@ -54,15 +54,15 @@ class StepRuns:
 
 def _writers(view: GraphView, variable: str) -> frozenset[str]:
     """The ops that write a variable, or pass it to a function body that may write it."""
-    found, waiting, seen = set(), [variable], {variable}
+    writers, waiting, seen = set(), [variable], {variable}
     while waiting:
         node = waiting.pop()
         for tensor in {f"{node}:0", f"{node}:1", *view.outputs(node)}:
             for edge in view.consumers(tensor):
                 op = view.op(edge.node)
                 if op in _TAKES_ALONG or (edge.slot == 0 and op.startswith(_WRITES)):
-                    found.add(edge.node)
+                    writers.add(edge.node)
                 elif op in PASSES_ON and edge.node not in seen:
                     seen.add(edge.node)
                     waiting.append(edge.node)
-    return frozenset(found)
+    return frozenset(writers)

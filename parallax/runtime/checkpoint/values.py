@@ -18,7 +18,7 @@ from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.format.folder import absolute
 from parallax.runtime.checkpoint.format.folder_owner import claim_of
 from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, chunks, groups, stored_variables
-from parallax.runtime.checkpoint.rows.access_to_rows import hold
+from parallax.runtime.checkpoint.rows.access_to_rows import build_access
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable, WholeVariable, whole_of
 from parallax.runtime.worker.session.run_context import WorkerContext
@@ -29,12 +29,12 @@ class VariableValues:
     """Reads and writes the global variables of a user's graph.
 
     Attributes:
-        held: variable op -> the reader and writer of its rows.
+        rows_by_variable: variable op -> the reader and writer of its rows.
         comm: communicator of the workers (mpi4py).
         worker: the worker of the session.
     """
 
-    held: dict[str, StoredVariable]
+    rows_by_variable: dict[str, StoredVariable]
     comm: Comm
     worker: WorkerContext
 
@@ -44,11 +44,11 @@ class VariableValues:
         Every worker must call it.
         """
         small, session = self._small(ops), self.worker.raw
-        found = {op: self._read_in_chunks(op) for op in ops if op not in small}
+        value_by_op = {op: self._read_in_chunks(op) for op in ops if op not in small}
         for group in _groups(small):
-            own = session.run({op: small[op].access.value for op in group if small[op].is_read()})
-            found |= {op: small[op].collect(own.get(op)) for op in group}
-        return found
+            value_by_name = session.run({op: small[op].access.value for op in group if small[op].is_read()})
+            value_by_op |= {op: small[op].collect(value_by_name.get(op)) for op in group}
+        return value_by_op
 
     def write(self, values: Mapping[str, ArrayOnWorker0]) -> None:
         """Writes worker 0's values (None elsewhere), by variable op, to all processes that store rows of them.
@@ -65,11 +65,11 @@ class VariableValues:
 
     def _small(self, ops: Iterable[str]) -> dict[str, WholeVariable]:
         """Those of some variables that are read and written at once, together with others."""
-        found = {op: whole_of(self.held[op]) for op in ops}
-        return {op: one for op, one in found.items() if one is not None and _bytes_of(one) <= CHUNK_BYTES}
+        access_by_op = {op: whole_of(self.rows_by_variable[op]) for op in ops}
+        return {op: one for op, one in access_by_op.items() if one is not None and _bytes_of(one) <= CHUNK_BYTES}
 
     def _read_in_chunks(self, op: str) -> ArrayOnWorker0:
-        one, session = self.held[op], self.worker.raw
+        one, session = self.rows_by_variable[op], self.worker.raw
         stored = one.stored
         if not stored.has_rows:
             return one.read(session, 0, 1)
@@ -79,7 +79,7 @@ class VariableValues:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def _write_in_chunks(self, op: str, value: ArrayOnWorker0) -> None:
-        one, session = self.held[op], self.worker.raw
+        one, session = self.rows_by_variable[op], self.worker.raw
         stored = one.stored
         if not stored.has_rows:
             one.write(session, 0, 1, value)
@@ -103,11 +103,11 @@ class VariableValues:
         """
         claim = claim_of(absolute(folder)) if self.comm.Get_rank() == 0 else None
         storage = replace(self._storage(folder, ops), claim=claim)
-        storage.take_folder(waits=True)
+        storage.acquire_folder(waits=True)
         try:
             return storage.save(self.worker.raw, storage.next_step() if step is None else step).prefix
         finally:
-            storage.give_back_folder()
+            storage.release_folder()
 
     def load(self, prefix: str, ops: Sequence[str]) -> None:
         """Reads variables from a checkpoint, in chunks of rows; every worker must call it.
@@ -122,7 +122,7 @@ class VariableValues:
         self._storage(posixpath.dirname(prefix), ops).read(self.worker.raw, prefix)
 
     def _storage(self, folder: str, ops: Sequence[str]) -> Storage:
-        return Storage(folder, tuple(one for op, one in self.held.items() if op in ops), self.comm)
+        return Storage(folder, tuple(one for op, one in self.rows_by_variable.items() if op in ops), self.comm)
 
 
 def values_of(graph: Graph, places: Places, comm: Comm, worker: WorkerContext) -> VariableValues:
@@ -135,8 +135,8 @@ def values_of(graph: Graph, places: Places, comm: Comm, worker: WorkerContext) -
         worker: the worker of the session.
     """
     with tf.name_scope("parallax/values/"):
-        held = hold(stored_variables(graph), places, comm)
-    return VariableValues({one.stored.op: one for one in held}, comm, worker)
+        variables = build_access(stored_variables(graph), places, comm)
+    return VariableValues({one.stored.op: one for one in variables}, comm, worker)
 
 
 def _bytes_of(one: StoredVariable) -> int:

@@ -23,7 +23,7 @@ from parallax.cluster.machines import Cluster, Host
 from parallax.report.text import bytes_text
 from parallax.runtime.doctor import probe
 from parallax.runtime.doctor.findings import Answer, facts_from
-from parallax.runtime.launcher.reach import NOTICE_S, argv_on, waiting_text
+from parallax.runtime.launcher.reach import NOTICE_S, argv_on, describe_waiting
 from parallax.runtime.trace.clocks import Ping, best_offset
 from parallax.settings.config import HOST_TIMEOUT_S
 
@@ -39,10 +39,10 @@ _END_S = 1.0
 _CLOCK_DIGITS = 18
 
 
-def ask_all(
+def query_hosts(
     cluster: Cluster,
     python: str,
-    asked: list[JsonObject],
+    questions: list[JsonObject],
     limit_s: float = HOST_TIMEOUT_S,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Answer]:
@@ -51,23 +51,23 @@ def ask_all(
     Args:
         cluster: the hosts to probe.
         python: path of the interpreter, on all hosts.
-        asked: the request for each host (probe.py).
+        questions: the request for each host (probe.py).
         limit_s: how long a host may take, its connection included.
         tell: prints a line to the user with the hosts that are awaited.
     """
     with ThreadPoolExecutor(min(len(cluster.hosts), _MOST_AT_ONCE)) as pool:
         answers = [
-            pool.submit(_ask, cluster, host, python, own, limit_s)
-            for host, own in zip(cluster.hosts, asked, strict=True)
+            pool.submit(_query_host, cluster, host, python, question, limit_s)
+            for host, question in zip(cluster.hosts, questions, strict=True)
         ]
         wait(answers, NOTICE_S)
         silent = [host.address for host, answer in zip(cluster.hosts, answers, strict=True) if not answer.done()]
         if silent:
-            tell(waiting_text(silent, NOTICE_S, limit_s))
+            tell(describe_waiting(silent, NOTICE_S, limit_s))
         return [answer.result() for answer in answers]
 
 
-def _ask(cluster: Cluster, host: Host, python: str, asked: JsonObject, limit_s: float) -> Answer:
+def _query_host(cluster: Cluster, host: Host, python: str, question: JsonObject, limit_s: float) -> Answer:
     code = Path(probe.__file__).read_bytes()
     word = secrets.token_hex(_WORD_BYTES)  # marks the answers: no banner contains it
     # The program is sent first on standard input, followed by the request.
@@ -84,18 +84,20 @@ def _ask(cluster: Cluster, host: Host, python: str, asked: JsonObject, limit_s: 
         return Answer(host.address, None, f"cannot be reached: {error.strerror}: {error.filename}")
     talk = _Conversation(process, word.encode(), time.monotonic() + limit_s)
     try:
-        talk.write(code + json.dumps({**asked, "word": word}).encode() + b"\n")
-        facts = facts_from(talk.answer(), asked)
+        talk.write(code + json.dumps({**question, "word": word}).encode() + b"\n")
+        facts = facts_from(talk.answer(), question)
         pings = [_ping(talk) for _ in range(_PINGS)]
         return Answer(host.address, facts, offset=best_offset(pings))
     except TimeoutError:
-        return Answer(host.address, None, f"did not respond within {limit_s:g} s{talk.said()}")
+        return Answer(host.address, None, f"did not respond within {limit_s:g} s{talk.read_last_line()}")
     except _TooMuch:
-        return Answer(host.address, None, f"sends {bytes_text(MOST_BYTES)} and more, but no answer{talk.said()}")
+        return Answer(
+            host.address, None, f"sends {bytes_text(MOST_BYTES)} and more, but no answer{talk.read_last_line()}"
+        )
     except (OSError, EOFError):  # it ended
         talk.read_rest(_END_S)
         _end(process)
-        return Answer(host.address, None, f"cannot be queried (status {process.returncode}){talk.said()}")
+        return Answer(host.address, None, f"cannot be queried (status {process.returncode}){talk.read_last_line()}")
     except ValueError as error:
         return Answer(host.address, None, f"gives an unexpected answer: {shown(error)}")
     finally:
@@ -142,9 +144,9 @@ class _Conversation:
             line, newline, rest = self._rest.partition(b"\n")
             if newline:
                 self._rest = rest
-                _, word, found = bytes(line).partition(self._word)
+                _, word, reply = bytes(line).partition(self._word)
                 if word:
-                    return found
+                    return reply
                 self._last_line = bytes(line).strip() or self._last_line
             elif not self._has_output:
                 self._last_line = bytes(line).strip() or self._last_line
@@ -163,7 +165,7 @@ class _Conversation:
         except (TimeoutError, EOFError, _TooMuch):
             return
 
-    def said(self) -> str:
+    def read_last_line(self) -> str:
         """The last line that the process wrote, preferably to stderr, as `: LINE`; empty if there is none."""
         errors = [line for line in self._error_tail.splitlines() if line.strip()]
         line = errors[-1] if errors else self._last_line

@@ -18,7 +18,7 @@ from parallax.cluster.plan_inputs import PlanInputs, read_measured
 from parallax.report.show import show, write_file
 from parallax.report.text import align, pluralize
 from parallax.runtime.doctor import probe
-from parallax.runtime.doctor.ask import ask_all
+from parallax.runtime.doctor.ask import query_hosts
 from parallax.runtime.doctor.findings import (
     CHECKS,
     MPI,
@@ -78,17 +78,17 @@ def doctor(
     measured = read_measured(cluster_profile, None)
     measured.check_names([host.address for host in cluster.hosts])
     launcher = this_launcher()
-    asked = questions(cluster, launcher, checkpoints)
-    own = HostFacts(**probe.facts({**asked[0], "ports": None, "written": []}))
+    questions_by_host = questions(cluster, launcher, checkpoints)
+    launcher_facts = HostFacts(**probe.facts({**questions_by_host[0], "ports": None, "written": []}))
     against = Expectations(
-        *(cluster, own, launcher.python, launcher.folder, tempfile.gettempdir()),
+        *(cluster, launcher_facts, launcher.python, launcher.folder, tempfile.gettempdir()),
         checkpoints="" if checkpoints is None else str(Path(checkpoints).absolute()),
         expected=tuple(
             float((host.link_bytes_per_s or 0) if measured.cluster is None else of_profile)
             for host, of_profile in zip(cluster.hosts, _rates(measured, cluster), strict=True)
         ),
     )
-    answers = ask_all(cluster, launcher.python, asked, limit_s, _tell)
+    answers = query_hosts(cluster, launcher.python, questions_by_host, limit_s, _tell)
     found = findings(against, answers)
     if not cluster.is_local:
         found = findings(against, answers, _links(cluster, found))
@@ -139,22 +139,22 @@ def _unstartable(cluster: Cluster, launcher: Launcher) -> list[Finding]:
     return []
 
 
-def _links(cluster: Cluster, found: Sequence[Finding]) -> Links:
+def _links(cluster: Cluster, findings_so_far: Sequence[Finding]) -> Links:
     """Measures the rates of the links, if no problem is known yet that would keep MPI from starting."""
-    if any(one.problem and one.check in CHECKS[: CHECKS.index("cores")] for one in found):
+    if any(one.problem and one.check in CHECKS[: CHECKS.index("cores")] for one in findings_so_far):
         return Links()
     hosts = tuple(replace(host, num_workers=1, gpus=(), num_servers=None) for host in cluster.hosts)
     path = ("PYTHONPATH", python_path_with(_PROJECT.parent))
     job = Job(("-m", _LINKS), replace(cluster, hosts=hosts), environment=(path,), limits=_LIMITS)
-    told, errors = io.BytesIO(), io.BytesIO()
+    output, errors = io.BytesIO(), io.BytesIO()
     try:
-        status = launch(job, told, errors).status
+        status = launch(job, output, errors).status
     except LaunchError as error:
         return Links(why=str(error))
     if status:
         lines = errors.getvalue().decode("utf-8", "replace").splitlines()
         return Links(why=" ".join(lines[-_LAST_LINES:]))
-    return read_links(told.getvalue(), len(hosts))
+    return read_links(output.getvalue(), len(hosts))
 
 
 def read_links(output: bytes, num_hosts: int) -> Links:
@@ -188,7 +188,7 @@ def table_text(cluster: Cluster, found: Sequence[Finding]) -> str:
     return "".join(f"{shown(line)}\n" for line in lines)  # some contain text from hosts
 
 
-def json_text(found: Sequence[Finding], answers: Sequence[Answer]) -> str:
+def json_text(results: Sequence[Finding], answers: Sequence[Answer]) -> str:
     """All findings, and the hosts' answers."""
-    body = {"findings": [asdict(one) for one in found], "hosts": [asdict(one) for one in answers]}
+    body = {"findings": [asdict(one) for one in results], "hosts": [asdict(one) for one in answers]}
     return json.dumps(body, indent=1, sort_keys=True) + "\n"

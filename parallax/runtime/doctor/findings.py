@@ -71,19 +71,24 @@ class HostFacts:
     free_ports: Count | None
 
 
-def facts_from(text: bytes, asked: JsonObject) -> HostFacts:
+def facts_from(text: bytes, question: JsonObject) -> HostFacts:
     """Parses a host's answer to all that was requested (probe.py).
 
     Raises:
         ValueError: it is not JSON, has other fields or types, or is about other folders or files.
     """
     raw = read_json(text.decode("utf-8", "replace"), ValueError, "answer", "an answer")
-    found = checked_value(raw, HostFacts)
-    for name, wanted in (("libraries", asked["libraries"]), ("disks", [*asked["disks"], *asked["written"]])):
-        told = getattr(found, name)
-        if set(told) != set(wanted):
-            raise ValueError(f"{name} must be told of {', '.join(wanted) or 'none'}, and it tells of {', '.join(told)}")
-    return found
+    facts = checked_value(raw, HostFacts)
+    for name, requested in (
+        ("libraries", question["libraries"]),
+        ("disks", [*question["disks"], *question["written"]]),
+    ):
+        answers = getattr(facts, name)
+        if set(answers) != set(requested):
+            raise ValueError(
+                f"{name} must be told of {', '.join(requested) or 'none'}, and it tells of {', '.join(answers)}"
+            )
+    return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,7 @@ class Expectations:
 
     Attributes:
         cluster: the machines of the job.
-        own: the answer of the launching machine.
+        local: the answer of the launching machine.
         python: the interpreter's path, on all hosts.
         folder: the ranks' working folder, on all hosts.
         temporary: the folder for temporary files.
@@ -119,7 +124,7 @@ class Expectations:
     """
 
     cluster: Cluster
-    own: HostFacts
+    local: HostFacts
     python: str
     folder: str
     temporary: str
@@ -161,22 +166,22 @@ class Links:
 
 def findings(against: Expectations, answers: Sequence[Answer], links: Links = Links()) -> list[Finding]:
     """All checks that were possible, host by host in the order of the resource file."""
-    found: list[Finding] = []
+    results: list[Finding] = []
     for number, (host, answer) in enumerate(zip(against.cluster.hosts, answers, strict=True)):
-        found.append(_check_reach(host, answer, against))
+        results.append(_check_reach(host, answer, against))
         if answer.facts is None:
             continue
-        found += _software(host, answer.facts, against)
-        found += _room(host, answer.facts, against)
+        results += _software(host, answer.facts, against)
+        results += _room(host, answer.facts, against)
         if answer.offset is not None:
-            found.append(_clock(host, answer.offset))
+            results.append(_clock(host, answer.offset))
         if links.rates:
             expected = against.expected[number] if against.expected else 0.0
-            found.append(_link(host, links.rates[number], expected))
+            results.append(_link(host, links.rates[number], expected))
     if links.why:
         remedy = "The job that measures links starts one process on each host, as mpirun starts workers: see there."
-        found.append(Finding(against.cluster.hosts[0].address, LINK, "", links.why, remedy))
-    return found
+        results.append(Finding(against.cluster.hosts[0].address, LINK, "", links.why, remedy))
+    return results
 
 
 def _check_reach(host: Host, answer: Answer, against: Expectations) -> Finding:
@@ -186,49 +191,51 @@ def _check_reach(host: Host, answer: Answer, against: Expectations) -> Finding:
     return Finding(host.address, REACHED, "", answer.why, f"This command must end without asking anything: {by_hand}")
 
 
-def _software(host: Host, told: HostFacts, against: Expectations) -> Iterator[Finding]:
+def _software(host: Host, facts: HostFacts, against: Expectations) -> Iterator[Finding]:
     """Checks software that must be equal on all hosts."""
-    own, name = against.own, host.address
+    local, name = against.local, host.address
     same = "Install what the launching machine has, in the same folder: `make install`."
-    differs = "" if told.python == own.python else f"Python {told.python}, but {own.python} here"
-    yield Finding(name, PYTHON, told.python, differs, differs and f"{against.python} must be the same. {same}")
+    differs = "" if facts.python == local.python else f"Python {facts.python}, but {local.python} here"
+    yield Finding(name, PYTHON, facts.python, differs, differs and f"{against.python} must be the same. {same}")
     wrong = []
-    for package, version in own.packages.items():
-        there = told.packages.get(package, "")
+    for package, version in local.packages.items():
+        there = facts.packages.get(package, "")
         if not there and not version:
             wrong.append(f"{package} is missing")
         elif there != version:
             wrong.append(f"{package} {there or 'missing'}, but {version or 'missing'} here")
-    seen = ", ".join(f"{package} {version or 'missing'}" for package, version in told.packages.items())
+    seen = ", ".join(f"{package} {version or 'missing'}" for package, version in facts.packages.items())
     yield Finding(name, PACKAGES, seen, "; ".join(wrong), same if wrong else "")
-    is_other = not told.mpirun or told.mpirun != own.mpirun
-    differs = f"{told.mpirun or 'no mpirun'}, but {own.mpirun or 'none'} here" if is_other else ""
-    yield Finding(name, MPI, told.mpirun, differs, same if differs else "")
-    yield _project(name, told, own, against.folder)
+    is_other = not facts.mpirun or facts.mpirun != local.mpirun
+    differs = f"{facts.mpirun or 'no mpirun'}, but {local.mpirun or 'none'} here" if is_other else ""
+    yield Finding(name, MPI, facts.mpirun, differs, same if differs else "")
+    yield _project(name, facts, local, against.folder)
 
 
-def _project(name: str, told: HostFacts, own: HostFacts, folder: str) -> Finding:
-    wrong = [f"{path} {how}" for path in told.libraries if (how := _library(path, told, own))]
-    if not told.project:
+def _project(name: str, facts: HostFacts, local: HostFacts, folder: str) -> Finding:
+    wrong = [f"{path} {how}" for path in facts.libraries if (how := _library(path, facts, local))]
+    if not facts.project:
         return Finding(name, PROJECT, "", "no project", "Copy it to the path that it has on the launching machine.")
-    if told.project != own.project:
+    if facts.project != local.project:
         remedy = "Copy the launching machine's version, or use a folder that all hosts share."
-        return Finding(name, PROJECT, told.project[:12], f"another version of the project, {told.project[:12]}", remedy)
+        return Finding(
+            name, PROJECT, facts.project[:12], f"another version of the project, {facts.project[:12]}", remedy
+        )
     if wrong:
         return Finding(
-            name, PROJECT, told.project[:12], "; ".join(wrong), "Build the libraries there: `parallax setup`."
+            name, PROJECT, facts.project[:12], "; ".join(wrong), "Build the libraries there: `parallax setup`."
         )
-    if not told.has_folder:
+    if not facts.has_folder:
         remedy = (
             "Ranks run in the launcher's working folder: create it there, or start the job in one that all hosts have."
         )
-        return Finding(name, PROJECT, told.project[:12], f"no folder {folder}", remedy)
-    return Finding(name, PROJECT, told.project[:12])
+        return Finding(name, PROJECT, facts.project[:12], f"no folder {folder}", remedy)
+    return Finding(name, PROJECT, facts.project[:12])
 
 
-def _library(path: str, told: HostFacts, own: HostFacts) -> str:
+def _library(path: str, facts: HostFacts, local: HostFacts) -> str:
     """The problem with a native library of a host; empty if there is none."""
-    digest, expected = told.libraries[path], own.libraries.get(path, "")
+    digest, expected = facts.libraries[path], local.libraries.get(path, "")
     if not digest:
         return "is missing"
     if digest == NOT_NATIVE:
@@ -236,48 +243,52 @@ def _library(path: str, told: HostFacts, own: HostFacts) -> str:
     return "is another" if expected not in ("", NOT_NATIVE, digest) else ""
 
 
-def _room(host: Host, told: HostFacts, against: Expectations) -> Iterator[Finding]:
+def _room(host: Host, facts: HostFacts, against: Expectations) -> Iterator[Finding]:
     """Checks the resources that a job needs of a host."""
     name = host.address
     ranks = host.num_workers + (host.num_servers or 0)
-    few = host.num_workers > told.cores
-    problem = f"{host.num_workers} workers on {told.cores} cores" if few else ""
-    yield Finding(name, CORES, str(told.cores), problem, "Name fewer workers: these would share cores." if few else "")
-    wanted = host.memory_bytes or 0
-    short = told.memory_bytes < wanted
-    problem = f"{bytes_text(told.memory_bytes)} free, but the resource file says {bytes_text(wanted)}" if short else ""
+    few = host.num_workers > facts.cores
+    problem = f"{host.num_workers} workers on {facts.cores} cores" if few else ""
+    yield Finding(name, CORES, str(facts.cores), problem, "Name fewer workers: these would share cores." if few else "")
+    expected_bytes = host.memory_bytes or 0
+    short = facts.memory_bytes < expected_bytes
+    problem = (
+        f"{bytes_text(facts.memory_bytes)} free, but the resource file says {bytes_text(expected_bytes)}"
+        if short
+        else ""
+    )
     remedy = "Free memory, or correct `memory`." if short else ""
-    yield Finding(name, MEMORY, bytes_text(told.memory_bytes), problem, remedy)
-    yield _disk(host, told, against)
+    yield Finding(name, MEMORY, bytes_text(facts.memory_bytes), problem, remedy)
+    yield _disk(host, facts, against)
     needed = _OWN_FILES + _PEER_FILES * against.cluster.num_workers
     problem = (
-        f"a process may open {told.open_files} files, but needs up to {needed}" if told.open_files < needed else ""
+        f"a process may open {facts.open_files} files, but needs up to {needed}" if facts.open_files < needed else ""
     )
     remedy = "Raise the limit (/etc/security/limits.conf, or the container's ulimits)." if problem else ""
-    yield Finding(name, FILES, str(told.open_files), problem, remedy)
-    if told.free_ports is not None and against.cluster.ports is not None:
+    yield Finding(name, FILES, str(facts.open_files), problem, remedy)
+    if facts.free_ports is not None and against.cluster.ports is not None:
         first, last = against.cluster.ports
         needed = max(ranks, host.num_workers + 1)
-        problem = f"{told.free_ports} ports of {first}-{last} are free, but servers need {needed}"
-        problem = problem if told.free_ports < needed else ""
+        problem = f"{facts.free_ports} ports of {first}-{last} are free, but servers need {needed}"
+        problem = problem if facts.free_ports < needed else ""
         remedy = "Widen `ports`; 0 are also free where the address does not belong to the host." if problem else ""
-        yield Finding(name, PORTS, str(told.free_ports), problem, remedy)
+        yield Finding(name, PORTS, str(facts.free_ports), problem, remedy)
 
 
-def _disk(host: Host, told: HostFacts, against: Expectations) -> Finding:
+def _disk(host: Host, facts: HostFacts, against: Expectations) -> Finding:
     """Checks the space for Open MPI's files, and for checkpoints on worker 0's host."""
     needed = {against.temporary: SESSION_BYTES}
     if host.num_workers > 1:
         needed[SHARED_MEMORY] = host.num_workers * SEGMENT_BYTES * 21 // 20
-    if against.checkpoints and against.checkpoints in told.disks:
+    if against.checkpoints and against.checkpoints in facts.disks:
         needed[against.checkpoints] = max(CHECKPOINT_BYTES, needed.get(against.checkpoints, 0))
-    problems = [f"{folder} cannot be written" for folder in told.unwritable]
+    problems = [f"{folder} cannot be written" for folder in facts.unwritable]
     problems += [
-        f"{bytes_text(told.disks[folder])} free in {folder}, but {bytes_text(least)} are recommended"
+        f"{bytes_text(facts.disks[folder])} free in {folder}, but {bytes_text(least)} are recommended"
         for folder, least in needed.items()
-        if told.disks[folder] < least
+        if facts.disks[folder] < least
     ]
-    seen = ", ".join(f"{folder} {bytes_text(free)}" for folder, free in told.disks.items())
+    seen = ", ".join(f"{folder} {bytes_text(free)}" for folder, free in facts.disks.items())
     remedy = "Free space, or name other folders (TMPDIR, `ckpt_dir`)." if problems else ""
     return Finding(host.address, DISK, seen, "; ".join(problems), remedy)
 

@@ -40,28 +40,28 @@ _NO_LIMIT = 1 << 50
 _ELF_BYTES, _IDENT_BYTES, _MACHINE = 20, 6, slice(18, 20)  # elf(5): mark, class and byte order; e_machine
 
 
-def facts(asked: dict[str, Any]) -> dict[str, Any]:
+def facts(question: dict[str, Any]) -> dict[str, Any]:
     """Answers a request.
 
     Args:
-        asked: `project`, the folder of the package; `libraries`, native libraries; `mpirun`, its path; `disks`, folders
-            whose free space is reported; `written`, folders that must be writable; `address` and `ports`, a range of
-            which the free ones are counted, or None; `folder`, the ranks' working folder.
+        question: `project`, the folder of the package; `libraries`, native libraries; `mpirun`, its path; `disks`,
+            folders whose free space is reported; `written`, folders that must be writable; `address` and `ports`, a
+            range of which the free ones are counted, or None; `folder`, the ranks' working folder.
     """
     return {
         "name": socket.gethostname(),
         "python": sys.version.split()[0],
         "packages": {name: _version(names) for name, names in PACKAGES.items()},
-        "mpirun": _mpirun(asked["mpirun"]),
-        "project": _digest(sorted(Path(asked["project"]).rglob("*.py"))),
-        "libraries": {path: _library(Path(path)) for path in asked["libraries"]},
+        "mpirun": _mpirun(question["mpirun"]),
+        "project": _digest(sorted(Path(question["project"]).rglob("*.py"))),
+        "libraries": {path: _library(Path(path)) for path in question["libraries"]},
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": _memory_bytes(),
-        "disks": {folder: _free_bytes(folder) for folder in [*asked["disks"], *asked["written"]]},
-        "unwritable": [folder for folder in asked["written"] if not _is_writable(folder)],
-        "has_folder": Path(asked["folder"]).is_dir(),
+        "disks": {folder: _free_bytes(folder) for folder in [*question["disks"], *question["written"]]},
+        "unwritable": [folder for folder in question["written"] if not _is_writable(folder)],
+        "has_folder": Path(question["folder"]).is_dir(),
         "open_files": _open_files(),
-        "free_ports": None if asked["ports"] is None else _free_ports(asked["address"], *asked["ports"]),
+        "free_ports": None if question["ports"] is None else _free_ports(question["address"], *question["ports"]),
     }
 
 
@@ -85,12 +85,12 @@ def _mpirun(path: str) -> str:
 
 def _digest(files: list[Path]) -> str:
     """A digest of the names and contents of files; empty if there are none."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
         if not file.is_file():
             return ""
-        found.update(file.name.encode() + b"\0" + file.read_bytes())
-    return found.hexdigest() if files else ""
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest() if files else ""
 
 
 def _library(path: Path) -> str:
@@ -121,8 +121,8 @@ def _free_bytes(folder: str) -> int:
     path = Path(folder)
     while not path.is_dir():
         path = path.parent
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
 
 
 def _is_writable(folder: str) -> bool:
@@ -154,11 +154,11 @@ def _free_ports(address: str, first: int, last: int) -> int:
 
 def main() -> None:
     """Answers requests of standard input on standard output."""
-    asked = json.loads(sys.stdin.buffer.readline())
-    sys.stdout.write(asked["word"] + json.dumps(facts(asked)) + "\n")
+    question = json.loads(sys.stdin.buffer.readline())
+    sys.stdout.write(question["word"] + json.dumps(facts(question)) + "\n")
     sys.stdout.flush()
     while sys.stdin.buffer.readline():
-        sys.stdout.write(f"{asked['word']}{time.time_ns() / 1e3:.0f}\n")
+        sys.stdout.write(f"{question['word']}{time.time_ns() / 1e3:.0f}\n")
         sys.stdout.flush()
 
 

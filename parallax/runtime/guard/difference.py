@@ -59,7 +59,7 @@ def largest_difference(comm: Comm, pieces: Iterator[Array]) -> Largest | None:
         comm: communicator of the workers.
         pieces: the value, in pieces by row.
     """
-    found: Largest | None = None
+    largest: Largest | None = None
     scale, first_row = 0.0, 0
     for piece in pieces:
         theirs = _of_worker_0(comm, piece)
@@ -67,11 +67,11 @@ def largest_difference(comm: Comm, pieces: Iterator[Array]) -> Largest | None:
             return Largest(float("inf"), (), f"shape {list(piece.shape)}", "another shape", 0.0)
         one = _largest(piece, theirs)
         scale = max(scale, _magnitude(theirs))
-        if one is not None and (found is None or one.size > found.size):
+        if one is not None and (largest is None or one.size > largest.size):
             place = (one.place[0] + first_row, *one.place[1:]) if one.place else ()
-            found = Largest(one.size, place, one.mine, one.first, 0.0)
+            largest = Largest(one.size, place, one.mine, one.first, 0.0)
         first_row += piece.shape[0] if piece.ndim else 0
-    return None if found is None else Largest(found.size, found.place, found.mine, found.first, scale)
+    return None if largest is None else Largest(largest.size, largest.place, largest.mine, largest.first, scale)
 
 
 def rounds(dtype: str) -> bool:
@@ -204,11 +204,11 @@ def _of_worker_0(comm: Comm, value: Array) -> Value | None:
         return None
     if value.dtype == object:  # strings
         return comm.bcast(value)
-    found = np.ascontiguousarray(value).copy() if comm.Get_rank() == 0 else np.empty(value.shape, value.dtype)
-    flat = found.reshape(-1).view(np.uint8)
+    buffer = np.ascontiguousarray(value).copy() if comm.Get_rank() == 0 else np.empty(value.shape, value.dtype)
+    flat = buffer.reshape(-1).view(np.uint8)
     for start in range(0, flat.size, _SENT_BYTES):
         comm.Bcast(flat[start : start + _SENT_BYTES])
-    return found
+    return buffer
 
 
 def _largest(mine: Array, first: Array) -> Largest | None:

@@ -72,8 +72,8 @@ def _digest(value: Tensor) -> Tensor:
 def _has_nan(pieces: Sequence[Tensor]) -> Tensor | None:
     if not pieces[0].dtype.is_floating:
         return None
-    found = [tf.reduce_any(tf.math.is_nan(piece)) for piece in pieces]
-    return found[0] if len(found) == 1 else tf.reduce_any(found)
+    has_nan_by_piece = [tf.reduce_any(tf.math.is_nan(piece)) for piece in pieces]
+    return has_nan_by_piece[0] if len(has_nan_by_piece) == 1 else tf.reduce_any(has_nan_by_piece)
 
 
 def _by_row(

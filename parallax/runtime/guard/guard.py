@@ -69,7 +69,7 @@ class _State(NamedTuple):
         return hashlib.sha256(repr(self).encode()).digest()
 
 
-class _Said(NamedTuple):
+class _Report(NamedTuple):
     """A worker's message at every comparison: the digest of its state, and seconds."""
 
     digest: bytes
@@ -192,9 +192,9 @@ class Guard:
     def close(self) -> None:
         """Keeps this worker's state when its session ends successfully, to compare it with the others' at the end."""
         state, nan = self._state(), [self._ops[self._here[one.op]].has_nan for one in self._watched]
-        asked = [i for i, of_one in enumerate(nan) if of_one is not None and state.digests[i] is not None]
-        found = self._run(tuple(nan[i] for i in asked)) if asked else []
-        have = {i for i, has_nan in zip(asked, found, strict=True) if has_nan}
+        checked = [i for i, of_one in enumerate(nan) if of_one is not None and state.digests[i] is not None]
+        nan_flags = self._run(tuple(nan[i] for i in checked)) if checked else []
+        have = {i for i, has_nan in zip(checked, nan_flags, strict=True) if has_nan}
         # Which of several NaN results from a sum depends on the worker: their bits mean nothing.
         digests = tuple(_NAN if i in have else digest for i, digest in enumerate(state.digests))
         self._last = state._replace(digests=digests)
@@ -218,7 +218,7 @@ class Guard:
         known = [end for end in ends if end is not None]
         if len(known) == len(ends) and len({end.step for end in known}) == 1:
             self.checks += 1
-            self._judge(known, at_end=True)
+            self._check_equal(known, at_end=True)
         self._last = None
         return True
 
@@ -237,19 +237,19 @@ class Guard:
         made_s = time.monotonic() - now_s
         steps = max(1, self.step - clock.compared_step)
         step_s = (now_s - clock.compared_s) / steps
-        said = _Said(state.digest, made_s, clock.met_s, now_s - (clock.began_s or now_s), step_s)
+        report = _Report(state.digest, made_s, clock.met_s, now_s - (clock.began_s or now_s), step_s)
         began_s = time.monotonic()
-        everyone: list[_Said] = self._comm.allgather(said)
+        reports: list[_Report] = self._comm.allgather(report)
         clock.met_s = time.monotonic() - began_s
-        if any(one.digest != everyone[0].digest for one in everyone):
-            self._judge(self._comm.allgather(state))
+        if any(one.digest != reports[0].digest for one in reports):
+            self._check_equal(self._comm.allgather(state))
             clock.spent_s += max(self._comm.allgather(time.monotonic() - began_s - clock.met_s))
         self._equal = self.step
         self.runs.forget_recent()
         # The last worker to arrive does not wait: its time is that of the comparison. All must schedule the same next
         # step.
-        clock.spent_s += max(one.made_s for one in everyone) + min(one.met_s for one in everyone)
-        times = Times(clock.spent_s, min(o.elapsed_s for o in everyone), min(o.step_s for o in everyone))
+        clock.spent_s += max(one.made_s for one in reports) + min(one.met_s for one in reports)
+        times = Times(clock.spent_s, min(o.elapsed_s for o in reports), min(o.step_s for o in reports))
         self._next = next_check(self.step, times) if self.step else 1
         clock.compared_s, clock.compared_step = time.monotonic(), self.step
 
@@ -258,14 +258,14 @@ class Guard:
         names = [self._here[one.op] for one in self._watched]
         unknown = tuple(name for name in names if name not in self._there)
         if unknown:
-            found = self._run(tuple(self._ops[name].is_there for name in unknown))
-            self._there.update(name for name, is_there in zip(unknown, found, strict=True) if is_there)
+            initialized_flags = self._run(tuple(self._ops[name].is_there for name in unknown))
+            self._there.update(name for name, is_there in zip(unknown, initialized_flags, strict=True) if is_there)
         there = tuple(name for name in names if name in self._there)
         digests = {}
         if there:
             made = self._run(tuple(self._ops[name].digest for name in there))
             digests = {name: int(one[0]) for name, one in zip(there, made, strict=True)}
-        return _State(self.step, tuple(digests.get(name) for name in names), self.runs.list_met().digest)
+        return _State(self.step, tuple(digests.get(name) for name in names), self.runs.list_collective_runs().digest)
 
     def _run(self, tensors: tuple[Tensor, ...]) -> list[Value]:
         """The values of some tensors; the same ones are fetched repeatedly."""
@@ -274,7 +274,7 @@ class Guard:
             self._calls[key] = self._worker.raw.make_callable(list(tensors))
         return self._calls[key]()
 
-    def _judge(self, states: Sequence[_State], at_end: bool = False) -> None:
+    def _check_equal(self, states: Sequence[_State], at_end: bool = False) -> None:
         """Raises GuardError, on all workers, if states differ that must be equal.
 
         Args:
@@ -282,7 +282,7 @@ class Guard:
             at_end: whether the sessions have ended: the workers' actions since their last step do not count.
         """
         if len({(state.step, state.order) for state in states}) > 1 and not at_end:
-            raise GuardError(order_text(self._comm.allgather(self.runs.list_met().recent), self.step))
+            raise GuardError(order_text(self._comm.allgather(self.runs.list_collective_runs().recent), self.step))
         suspects = [i for i in range(len(self._watched)) if len({state.digests[i] for state in states}) > 1]
         ran = [dict(self.runs.written_by(self._watched[i].writers)) for i in suspects]
         by_worker = self._comm.allgather(ran)

@@ -56,8 +56,8 @@ def watched_variables(
         worker_graph: of the current plan.
     """
     elsewhere = worker_graph.tables | worker_graph.on_servers | worker_graph.local_variables | worker_graph.elsewhere
-    taken = _taken_by(view, updates)
-    found = []
+    taken_nodes = _taken_by(view, updates)
+    watched = []
     for name, node in view.nodes.items():
         if node.op not in VARIABLES or name in elsewhere:
             continue
@@ -66,22 +66,22 @@ def watched_variables(
         is_known = not shape.unknown_rank and all(size >= 0 for size in sizes)
         writers = writers_of(view, name)
         described = (state_op(view.op(w), len(view.inputs(w))) for w in writers)
-        found.append(
+        watched.append(
             WatchedVariable(
                 op=name,
                 dtype=str(tf.as_dtype(node.attr["dtype"].type).name),
                 shape=sizes if is_known else None,
-                trains=name in taken,
+                trains=name in taken_nodes,
                 writers=writers,
                 by_row=any(state is not None and state.indices is not None for state in described),
             )
         )
-    return tuple(found)
+    return tuple(watched)
 
 
 def writers_of(view: GraphView, variable: str) -> tuple[str, ...]:
     """The ops that write a variable, and the calls, branches and loops that receive it and may write it; sorted."""
-    found: set[str] = set()
+    writers: set[str] = set()
     waiting, seen = [variable], {variable}
     while waiting:
         node = waiting.pop()
@@ -91,11 +91,11 @@ def writers_of(view: GraphView, variable: str) -> tuple[str, ...]:
                 if op not in _PASSES_ON:
                     if not _may_write(view, taker, slot):
                         continue
-                    found.add(taker)  # a reference passes through unchanged
+                    writers.add(taker)  # a reference passes through unchanged
                 if taker not in seen:
                     seen.add(taker)
                     waiting.append(taker)
-    return tuple(sorted(found))
+    return tuple(sorted(writers))
 
 
 def find_applied(view: GraphView) -> frozenset[str]:
@@ -114,15 +114,15 @@ def _may_write(view: GraphView, node: str, slot: int) -> bool:
 
 def _taken_by(view: GraphView, nodes: Iterable[str]) -> set[str]:
     """The ancestors of some nodes."""
-    found = set(nodes)
-    waiting = list(found)
+    taken_nodes = set(nodes)
+    waiting = list(taken_nodes)
     while waiting:
         for tensor in view.inputs(waiting.pop()):
             before = split_tensor(tensor)[0]
-            if before not in found:
-                found.add(before)
+            if before not in taken_nodes:
+                taken_nodes.add(before)
                 waiting.append(before)
-    return found
+    return taken_nodes
 
 
 def size_bytes(one: WatchedVariable) -> int:

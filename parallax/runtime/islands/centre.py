@@ -69,25 +69,25 @@ class Centre:
         self.values = packing.zeros()
         self.momentum = packing.zeros() if terms.outer_momentum > 0 and not terms.simultaneous else {}
 
-    def meet(self, own: FlatValues, total: Total) -> None:
+    def meet(self, local: FlatValues, total: Total) -> None:
         """Moves the centre and the island.
 
         Args:
-            own: the island's values, which change.
+            local: the island's values, which change.
             total: sums over the islands; called once for each element type, in one order on all.
         """
         for dtype, centre in self.values.items():
-            self._meet(centre, own[dtype], self.momentum.get(dtype), total)
+            self._meet(centre, local[dtype], self.momentum.get(dtype), total)
 
-    def _meet(self, centre: Array, own: Array, momentum: Array | None, total: Total) -> None:
+    def _meet(self, centre: Array, local: Array, momentum: Array | None, total: Total) -> None:
         terms = self._terms
         if terms.simultaneous:
-            step = terms.pull * (own - centre)
-            own -= step
+            step = terms.pull * (local - centre)
+            local -= step
             total(step)
             centre += step
             return
-        away = centre - own
+        away = centre - local
         total(away)
         away /= terms.count
         if momentum is not None:
@@ -96,9 +96,9 @@ class Centre:
             away += terms.outer_momentum * momentum
         centre -= terms.outer_rate * away
         if terms.joins:
-            own[:] = centre
+            local[:] = centre
         else:
-            own -= terms.pull * (own - centre)
+            local -= terms.pull * (local - centre)
 
 
 def averaging(terms: IslandPlan) -> IslandPlan:

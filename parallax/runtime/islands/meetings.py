@@ -27,7 +27,7 @@ from parallax.plans.plan import NO_ROUTE, Plan
 from parallax.report.logger import log
 from parallax.report.text import bytes_text, pluralize
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry, stored_variables
-from parallax.runtime.checkpoint.rows.access_to_rows import hold
+from parallax.runtime.checkpoint.rows.access_to_rows import build_access
 from parallax.runtime.checkpoint.rows.row_ops import RowOps, WholeAccess
 from parallax.runtime.checkpoint.rows.row_places import CentreValue, Places
 from parallax.runtime.checkpoint.rows.stage_rows import RowsOfCentre, RowsOfStage
@@ -164,8 +164,8 @@ class IslandMeetings:
     def open(self, places: Places, touched: RowMemory) -> None:
         """Adds the ops that read and write the variables to the default graph, a worker's."""
         every = {one.op: one for one in (*self.averaged.dense, *self.averaged.state, *self.averaged.tables)}
-        found = hold(tuple(every.values()), places, self._workers)
-        held = {one.stored.op: one.own for one in found if isinstance(one, RowsOfStage | RowsOfCentre)}
+        found = build_access(tuple(every.values()), places, self._workers)
+        held = {one.stored.op: one.local_rows for one in found if isinstance(one, RowsOfStage | RowsOfCentre)}
         for one in (*self.averaged.dense, *self.averaged.state):
             own = held[one.op]
             assert isinstance(own, ReplicatedRows | ReplicatedValue), "each worker has all of a dense variable"

@@ -55,7 +55,10 @@ def entries_of_islands(held: Sequence[StoredVariable], meetings: IslandMeetings)
         elif op in tables:
             islands = range(0)
         for island in islands:
-            entry, own = replace(one.stored, key=f"{KEYS}{island}/{key}"), one.own if island == members.island else None
+            entry, own = (
+                replace(one.stored, key=f"{KEYS}{island}/{key}"),
+                one.local_rows if island == members.island else None,
+            )
             shared = isinstance(one, RowsOfStage) and one.is_shared
             found.append(RowsOfStage(entry, own, island * members.replicas, one.comm, shared))
     return tuple(found)

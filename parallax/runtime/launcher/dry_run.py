@@ -46,11 +46,11 @@ def dry_run_text(job: Job, launcher: Launcher) -> str:
 
 def _row(job: Job, launcher: Launcher, rank: int) -> tuple[str, str, str, str]:
     role = f"worker {rank}" if rank < job.num_workers else job.label_of(rank)
-    own = [f"OMPI_COMM_WORLD_RANK={rank}", visible_gpus(job, rank)]
+    variables = [f"OMPI_COMM_WORLD_RANK={rank}", visible_gpus(job, rank)]
     if job.servers:
-        own.append(f"{HOST_ADDRESS}={listen_address(job, rank)}")
-    own.append(f"LD_PRELOAD={launcher.preload_library}")
-    return str(rank), role, job.host_of(rank), " ".join(own)
+        variables.append(f"{HOST_ADDRESS}={listen_address(job, rank)}")
+    variables.append(f"LD_PRELOAD={launcher.preload_library}")
+    return str(rank), role, job.host_of(rank), " ".join(variables)
 
 
 def _split(argv: list[str], python: str) -> Iterator[str]:

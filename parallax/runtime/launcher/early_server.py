@@ -81,10 +81,12 @@ class EarlyServer:
         """Whether it is alive, and its workers can have a given environment of mpirun's."""
         if self._process.poll() is not None:
             return False
-        own, other = ({n: v for n, v in one.items() if n not in _OF_A_JOB} for one in (self._environment, environment))
-        at_start = _AT_START if _WITHOUT_KERAS in own else (*_AT_START, "KERAS_")
-        return all(other.get(name) == value for name, value in own.items()) and not any(
-            name.startswith(at_start) for name in other.keys() - own.keys()
+        local, other = (
+            {n: v for n, v in one.items() if n not in _OF_A_JOB} for one in (self._environment, environment)
+        )
+        at_start = _AT_START if _WITHOUT_KERAS in local else (*_AT_START, "KERAS_")
+        return all(other.get(name) == value for name, value in local.items()) and not any(
+            name.startswith(at_start) for name in other.keys() - local.keys()
         )
 
     def close(self) -> None:
@@ -106,8 +108,10 @@ def start_early_server(cluster: Cluster, without_keras: bool) -> None:
         without_keras: whether its workers will receive their graph from this process.
     """
     if not _waiting and _has_forks_here(cluster):
-        wanted = Settings(Role.WORKER, without_keras=without_keras or None)
-        _waiting.append(EarlyServer(Job(WORKER, cluster, (), worker_variables(wanted, cluster, ())), this_launcher()))
+        worker_settings = Settings(Role.WORKER, without_keras=without_keras or None)
+        _waiting.append(
+            EarlyServer(Job(WORKER, cluster, (), worker_variables(worker_settings, cluster, ())), this_launcher())
+        )
 
 
 def _has_forks_here(cluster: Cluster) -> bool:
@@ -121,13 +125,13 @@ def take_early_server(job: Job, launcher: Launcher) -> EarlyServer | None:
     if not job.forks_workers or job.program[: len(WORKER)] != WORKER or not _has_forks_here(job.cluster):
         return None
     try:
-        found = _waiting.pop()
+        server = _waiting.pop()
     except IndexError:
         return None
-    environment = mpirun_environment(job, found.job_id, found.secret, launcher)
-    if found.serves(environment):
-        return found
-    found.close()
+    environment = mpirun_environment(job, server.job_id, server.secret, launcher)
+    if server.serves(environment):
+        return server
+    server.close()
     return None
 
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from parallax.base.private_files import lock_own_file, make_locked_file
+from parallax.base.private_files import lock_private_file, make_locked_file
 from parallax.cluster.machines import Cluster
 from parallax.runtime.launcher.reach import argv_on
 
@@ -36,7 +36,7 @@ def host_memory(cluster: Cluster, memory_dir: Path | str, job: str) -> Iterator[
         memory_dir: as in `host_folder`.
         job: likewise.
     """
-    clear_left(cluster, memory_dir)
+    clear_orphaned(cluster, memory_dir)
     addresses = "".join(f"{host.address}\n" for host in cluster.hosts)
     with _record(Path(memory_dir) / f"{_NAME}-{job}{_RECORD}", addresses):
         try:
@@ -45,7 +45,7 @@ def host_memory(cluster: Cluster, memory_dir: Path | str, job: str) -> Iterator[
             clear_host_memory(cluster, memory_dir, job)
 
 
-def clear_left(cluster: Cluster, memory_dir: Path | str) -> None:
+def clear_orphaned(cluster: Cluster, memory_dir: Path | str) -> None:
     """Removes from hosts the state of this user's jobs whose launchers on this machine were killed.
 
     Args:
@@ -54,7 +54,7 @@ def clear_left(cluster: Cluster, memory_dir: Path | str) -> None:
     """
     ours = {host.address for host in cluster.hosts}
     for path in sorted(Path(memory_dir).glob(f"{_NAME}-*{_RECORD}")):
-        locked = lock_own_file(path)
+        locked = lock_private_file(path)
         if locked is None:
             continue
         with os.fdopen(locked, "r+", encoding="utf-8") as record:

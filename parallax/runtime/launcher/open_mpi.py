@@ -51,21 +51,21 @@ def parameters_of(options: Sequence[str]) -> dict[str, str]:
     return {name: value for flag, name, value in words if flag in flags}
 
 
-def launch_parameters(options: Sequence[str], way: str) -> dict[str, str]:
+def launch_parameters(options: Sequence[str], agent: str) -> dict[str, str]:
     """The MCA parameters that make mpirun start the ranks on the hosts of the resource file.
 
     Args:
         options: the user's `mpirun_options`. A `plm` in them starts daemons as the user wants, in an allocation too.
-        way: the launch module of daemons: `rsh`, or `isolated` where there are none.
+        agent: the launch module of daemons: `rsh`, or `isolated` where there are none.
     """
-    wanted = {"plm": way, **_OVERRIDES}
-    own = parameters_of(options)
-    if "plm" in own:
-        wanted = {name: value for name, value in wanted.items() if not name.startswith(("ras", "orte_allocation"))}
-    return {name: value for name, value in wanted.items() if name not in own}
+    required = {"plm": agent, **_OVERRIDES}
+    user_parameters = parameters_of(options)
+    if "plm" in user_parameters:
+        required = {name: value for name, value in required.items() if not name.startswith(("ras", "orte_allocation"))}
+    return {name: value for name, value in required.items() if name not in user_parameters}
 
 
-def kept_variables(variables: Mapping[str, str]) -> dict[str, str]:
+def filter_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables of mpirun's environment: without those that select hosts, ranks or the launch module."""
     begin = (*_OF_A_PROCESS, *(_OF_A_RANK if "OMPI_COMM_WORLD_RANK" in variables else ()))
     return {name: value for name, value in variables.items() if not name.startswith(begin) and not _is_of_launch(name)}

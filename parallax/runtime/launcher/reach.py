@@ -39,7 +39,7 @@ def argv_on(host: Host, ssh: Ssh, words: Sequence[str]) -> list[str]:
     return [*shlex.split(ssh.command), host.address, shlex.join(words)]
 
 
-class _AskedHost(NamedTuple):
+class _ProbedHost(NamedTuple):
     """A probed host: the command's output goes to files, so that processes it leaves behind block nothing."""
 
     host: Host
@@ -68,19 +68,19 @@ def check_reachable(
     if not hosts or not may_use_ssh(cluster):
         return
     words = _question(launcher)
-    asked: list[_AskedHost] = []
+    probed: list[_ProbedHost] = []
     try:
         for host in hosts:
-            asked.append(_start(host, argv_on(host, cluster.ssh, words)))
-        _wait(asked, job.host_timeout_s, tell, is_stopped)
+            probed.append(_start(host, argv_on(host, cluster.ssh, words)))
+        _wait(probed, job.host_timeout_s, tell, is_stopped)
         if not is_stopped():
-            _refuse(asked, job.host_timeout_s)
+            _refuse(probed, job.host_timeout_s)
     finally:
-        for one in asked:
+        for one in probed:
             _end(one)
 
 
-def waiting_text(hosts: Sequence[str], waited_s: float, limit_s: float) -> str:
+def describe_waiting(hosts: Sequence[str], waited_s: float, limit_s: float) -> str:
     """The user message about hosts that have not responded yet."""
     verb = "has" if len(hosts) == 1 else "have"
     return (
@@ -95,29 +95,29 @@ def name_hosts(hosts: Sequence[str]) -> str:
 
 
 def _wait(
-    asked: Sequence[_AskedHost], limit_s: float, tell: Callable[[str], None], is_stopped: Callable[[], bool]
+    probed: Sequence[_ProbedHost], limit_s: float, tell: Callable[[str], None], is_stopped: Callable[[], bool]
 ) -> None:
     """Waits until all commands have ended, or time is up."""
     began_s = time.monotonic()
-    is_told = False
+    has_logged = False
     while (waited_s := time.monotonic() - began_s) < limit_s and not is_stopped():
-        left = [one.host.address for one in asked if one.process.poll() is None]
+        left = [one.host.address for one in probed if one.process.poll() is None]
         if not left:
             return
-        if waited_s >= NOTICE_S and not is_told:
-            tell(waiting_text(left, waited_s, limit_s))
-            is_told = True
+        if waited_s >= NOTICE_S and not has_logged:
+            tell(describe_waiting(left, waited_s, limit_s))
+            has_logged = True
         time.sleep(_POLL_S)
 
 
-def _refuse(asked: Sequence[_AskedHost], limit_s: float) -> None:
+def _refuse(probed: Sequence[_ProbedHost], limit_s: float) -> None:
     """Raises HostsNotReady for problems that the hosts report, and for hosts that have not responded."""
     silent, wrong = [], {}
-    for host, process, out, err in asked:
-        status, said = process.poll(), _text_of(out)
-        if status is None and _REACHED not in said.splitlines():
+    for host, process, out, err in probed:
+        status, output = process.poll(), _text_of(out)
+        if status is None and _REACHED not in output.splitlines():
             silent.append(host.address)
-        elif status is not None and (why := what_is_wrong(status, said, _text_of(err))):
+        elif status is not None and (why := diagnose_answer(status, output, _text_of(err))):
             wrong[host.address] = f"host {host.address} {why}"
     if not silent and not wrong:
         return
@@ -131,7 +131,7 @@ def _refuse(asked: Sequence[_AskedHost], limit_s: float) -> None:
     raise error
 
 
-def what_is_wrong(status: int, out: str, err: str) -> str:
+def diagnose_answer(status: int, out: str, err: str) -> str:
     """The problem that a host's answer shows; empty if there is none.
 
     Args:
@@ -141,13 +141,13 @@ def what_is_wrong(status: int, out: str, err: str) -> str:
     """
     lines = out.splitlines()
     if _REACHED not in lines:
-        said = [line.strip() for line in err.splitlines() if line.strip()]
-        return f"cannot be reached (status {status}{': ' + said[-1] if said else ''})" if status else ""
+        error_lines = [line.strip() for line in err.splitlines() if line.strip()]
+        return f"cannot be reached (status {status}{': ' + error_lines[-1] if error_lines else ''})" if status else ""
     missing = lines[lines.index(_REACHED) + 1 :]
     return f"lacks {', '.join(missing)}" if missing else ""
 
 
-def _start(host: Host, argv: list[str]) -> _AskedHost:
+def _start(host: Host, argv: list[str]) -> _ProbedHost:
     out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
     try:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
@@ -156,7 +156,7 @@ def _start(host: Host, argv: list[str]) -> _AskedHost:
             f"Other hosts are reached with `{argv[0]}`, which cannot be started: {error.strerror}. Install it, or set "
             "another command as `ssh: {agent: ...}` in the resource file."
         ) from error
-    return _AskedHost(host, process, out, err)
+    return _ProbedHost(host, process, out, err)
 
 
 def _question(launcher: Launcher) -> list[str]:
@@ -166,8 +166,8 @@ def _question(launcher: Launcher) -> list[str]:
         paths.append(launcher.mpirun)
     if launcher.has_library:
         paths.append(launcher.preload_library)
-    asked = "; ".join(f"test -e {shlex.quote(path)} || echo {shlex.quote(path)}" for path in paths)
-    return ["sh", "-c", f"echo {_REACHED}; {asked}; true"]
+    tests = "; ".join(f"test -e {shlex.quote(path)} || echo {shlex.quote(path)}" for path in paths)
+    return ["sh", "-c", f"echo {_REACHED}; {tests}; true"]
 
 
 def _text_of(stream: IO[bytes]) -> str:
@@ -175,10 +175,10 @@ def _text_of(stream: IO[bytes]) -> str:
     return stream.read().decode("utf-8", "replace")
 
 
-def _end(asked: _AskedHost) -> None:
+def _end(probed: _ProbedHost) -> None:
     """Ends a command that still runs, with all processes that it started on this machine."""
-    if asked.process.poll() is None:
-        os.killpg(asked.process.pid, signal.SIGKILL)
-        asked.process.wait()
-    asked.out.close()
-    asked.err.close()
+    if probed.process.poll() is None:
+        os.killpg(probed.process.pid, signal.SIGKILL)
+        probed.process.wait()
+    probed.out.close()
+    probed.err.close()

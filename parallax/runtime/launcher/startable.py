@@ -31,7 +31,7 @@ def check_startable(job: Job, launcher: Launcher) -> None:
     _check_descriptors(job)
     if launcher.has_library:
         _check_paths(job.cluster, launcher)
-        _check_ways(job.cluster)
+        _check_launch_agents(job.cluster)
     if job.servers and not launcher.has_library:
         raise LaunchError(
             f"Servers admit only processes of their job, for which they need {launcher.preload_library}, which does "
@@ -41,9 +41,9 @@ def check_startable(job: Job, launcher: Launcher) -> None:
 
 def _check_word(cluster: Cluster, launcher: Launcher) -> None:
     """Refuses mpirun settings that keep the keepalive signal from supervisors: they would think the launcher dead."""
-    found = parameters_of(cluster.mpirun_options)
+    parameters = parameters_of(cluster.mpirun_options)
     old = MCA + PASSED_ON[1]  # Open MPI takes the variable before the option
-    for name, value in (*((name, found.get(name)) for name in PASSED_ON), (old, launcher.variables.get(old))):
+    for name, value in (*((name, parameters.get(name)) for name in PASSED_ON), (old, launcher.variables.get(old))):
         if value == "none":
             raise LaunchError(
                 f"mpirun must pass {WORD.name} on to ranks, for by it they know that the launcher lives, and {name} is "
@@ -76,7 +76,7 @@ def _check_paths(cluster: Cluster, launcher: Launcher) -> None:
             )
 
 
-def _check_ways(cluster: Cluster) -> None:
+def _check_launch_agents(cluster: Cluster) -> None:
     """Refuses agents that start daemons over ssh in another way than the one that passes them the secret."""
     if cluster.is_local or not may_use_ssh(cluster):
         return

@@ -22,9 +22,9 @@ from parallax.analysis.measuring.ids import (
     TableIds,
     collect_ids,
     explain_unmeasured,
-    fetchable,
+    find_fetchable_tables,
+    list_tables,
     table_profiles,
-    tables_of,
 )
 from parallax.analysis.stages import AnalysedGraph
 from parallax.analysis.timing.intervals import length
@@ -68,7 +68,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def __init__(
         self,
-        wish: MeasureOptions,
+        options: MeasureOptions,
         members: ProcessGroup,
         worker: WorkerContext,
         training: TrainingRuns,
@@ -77,18 +77,18 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         plan = worker.plan
         if plan is None:
             raise ValueError("Steps are measured under a plan.")
-        self._wish = wish
+        self._options = options
         self._members = members
         self._worker = worker
         self._training = training
         self._synchronous = plan.synchronous
         self._graph = analysed.spec.model_key
-        tables = tables_of(analysed.captured, analysed.spec)
-        self._tables, self._reasons = fetchable(analysed.captured, tables)
-        self._held = variable_bytes(worker.names.run_view.nodes.values())
+        tables = list_tables(analysed.captured, analysed.spec)
+        self._tables, self._reasons = find_fetchable_tables(analysed.captured, tables)
+        self._resident_bytes = variable_bytes(worker.names.run_view.nodes.values())
         self._needed: dict[tuple[tuple[str, ...], frozenset[str]], list[list[int]]] = {}
         self._comm: Comm = None
-        self._asked: list[list[LookedUpIds]] = []
+        self._requested: list[list[LookedUpIds]] = []
         self._step = 0
         self._fetched: list[list[int]] | None = None  # of the step in progress: by table, the indices of its lookups
         self._traced: list[StepStats] = []
@@ -107,7 +107,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Adds fetches of the ids of those lookups that the step runs, and of a trace in the last steps."""
         self._fetched = None
         step = None if self.finished else self._training.step
-        if step is None or step >= self._wish.steps:
+        if step is None or step >= self._options.steps:
             return None
         if step == 0:
             self._tells_peak = reset_peak()
@@ -117,7 +117,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             for table, places in zip(self._tables, self._fetched, strict=True)
             for place in places
         ]
-        options = v1.RunOptions(trace_level=self._level) if step >= self._wish.steps - _TRACED and step else None
+        options = v1.RunOptions(trace_level=self._level) if step >= self._options.steps - _TRACED and step else None
         return v1.train.SessionRunArgs(tensors, options=options)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
@@ -130,11 +130,11 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         for table, places in zip(self._tables, self._fetched, strict=True):
             only = TableIds(table.name, table.first_rows, tuple(table.tensors[place] for place in places))
             found.append(collect_ids(only, [next(values) for _ in places], rank, step))
-        self._asked.append(found)
-        if step and step >= self._wish.steps - _TRACED:
+        self._requested.append(found)
+        if step and step >= self._options.steps - _TRACED:
             self._traced.append(run_values.run_metadata.step_stats)
-        if step == self._wish.steps - 1:
-            self._peak = self._own_peak()
+        if step == self._options.steps - 1:
+            self._peak = self._read_local_peak()
             if self._synchronous:
                 with self._worker.watch.run("the profile", "profile"):
                     self.finish()
@@ -144,14 +144,14 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self.finished or self._comm is None:
             return
         self.finished = True
-        own = (self._asked, self._compute_s(), self._peak if self._peak is not None else self._own_peak())
+        local = (self._requested, self._compute_s(), self._peak if self._peak is not None else self._read_local_peak())
         barrier(self._comm)
-        everyone = self._comm.gather(own)
-        self._asked, self._traced = [], []
+        by_worker = self._comm.gather(local)
+        self._requested, self._traced = [], []
         if self._members.rank == 0:
-            self.profile = self._put_together(everyone)
-            if self.profile is not None and self._wish.path is not None:
-                self._write(self.profile, self._wish.path)
+            self.profile = self._merge_profiles(by_worker)
+            if self.profile is not None and self._options.path is not None:
+                self._write(self.profile, self._options.path)
 
     def _lookups_of_run(self) -> list[list[int]]:
         """For each table the indices of those of its lookups that the run in progress needs."""
@@ -167,29 +167,29 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def _compute_s(self) -> list[float]:
         """This worker's compute time in each traced step; concurrent ops count once."""
-        found = []
+        seconds = []
         for number, stats in enumerate(self._traced):
             ops = [op for op in read_step(number, stats).ops if op.kind == COMPUTE and op.server is None]
-            found.append(length((op.start_us, op.end_us) for op in ops) / 1e6)
-        return found
+            seconds.append(length((op.start_us, op.end_us) for op in ops) / 1e6)
+        return seconds
 
-    def _own_peak(self) -> int | None:
-        return max(0, peak_bytes() - self._held) if self._tells_peak else None
+    def _read_local_peak(self) -> int | None:
+        return max(0, peak_bytes() - self._resident_bytes) if self._tells_peak else None
 
-    def _put_together(
-        self, everyone: Sequence[tuple[list[list[LookedUpIds]], list[float], int | None]]
+    def _merge_profiles(
+        self, by_worker: Sequence[tuple[list[list[LookedUpIds]], list[float], int | None]]
     ) -> ModelProfile | None:
-        steps = min(len(seen) for seen, _, _ in everyone)
+        steps = min(len(seen) for seen, _, _ in by_worker)
         if not steps:
             _LOG.warning("There is no profile of the first steps: not every worker ran one that trains.")
             return None
-        by_step = [[seen[step] for seen, _, _ in everyone] for step in range(steps)]
-        times_s = [one for _, of_worker, _ in everyone for one in of_worker]
-        peaks = [peak for _, _, peak in everyone]
+        by_step = [[seen[step] for seen, _, _ in by_worker] for step in range(steps)]
+        times_s = [one for _, of_worker, _ in by_worker for one in of_worker]
+        peaks = [peak for _, _, peak in by_worker]
         return ModelProfile(
             version=MODEL_PROFILE_VERSION,
             graph=self._graph,
-            cluster=self._wish.cluster,
+            cluster=self._options.cluster,
             steps=steps,
             source=FIRST_STEPS,
             tables=table_profiles(self._tables, by_step),

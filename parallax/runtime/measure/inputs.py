@@ -33,23 +33,23 @@ class Inputs:
         graph_def: its nodes.
         variables: variable ops among them.
         phases: ops that compute initial values, to be run one phase after the other.
-        alike: the nodes that draw the same for all workers, as those for initial values of variables do.
+        equal_draws: the nodes that draw the same for all workers, as those for initial values of variables do.
         runners: protos of the queue runners that fill its queues.
         placeholders: those that must be fed, sorted.
-        takes: the nodes of all tensors that can be fed in addition.
+        feedable_nodes: the nodes of all tensors that can be fed in addition.
     """
 
     graph_def: GraphDef
     variables: tuple[str, ...]
     phases: tuple[tuple[str, ...], ...]
-    alike: frozenset[str]
+    equal_draws: frozenset[str]
     runners: tuple[QueueRunnerDef, ...]
     placeholders: tuple[str, ...]
-    takes: frozenset[str]
+    feedable_nodes: frozenset[str]
 
     def fed_by(self, batch: Mapping[str, Value]) -> dict[str, Value]:
         """The values of a batch that this part of the graph reads."""
-        return {name: value for name, value in batch.items() if split_tensor(name)[0] in self.takes}
+        return {name: value for name, value in batch.items() if split_tensor(name)[0] in self.feedable_nodes}
 
 
 def inputs_of(
@@ -69,33 +69,33 @@ def inputs_of(
         GraphError: when a queue is never filled.
     """
     view = captured.view
-    wanted = {_node(name) for name in tensors if name not in fed}
+    needed_nodes = {_node(name) for name in tensors if name not in fed}
     runners: list[QueueRunnerDef] = []
     initial: set[str] = set()
     tables: list[str] = []
     with graph.as_default():  # under eager execution, queues report another name
         protos = [runner.to_proto() for runner in graph.get_collection("queue_runners")]
     while True:
-        needed = view.ancestors(wanted, fed)
+        needed = view.ancestors(needed_nodes, fed)
         variables = sorted(needed & captured.variables.keys())
         initial = {captured.variables[name].initializer for name in variables} - {""}
         tables = _beginnings(graph, captured, needed, named)
         runners = [proto for proto in protos if proto.queue_name in needed]
-        more = wanted | initial | set(tables) | {op for r in runners for op in _ops_of(r)}
-        if more == wanted:
+        more = needed_nodes | initial | set(tables) | {op for r in runners for op in _ops_of(r)}
+        if more == needed_nodes:
             break
-        wanted = more
+        needed_nodes = more
     _check_filled(captured, needed, {proto.queue_name for proto in runners})
     phases = [[op for op in phase if op in initial] for phase in initialization_phases(captured)]
-    whole = view.ancestors({*wanted, *map(_node, tensors)})
+    whole = view.ancestors({*needed_nodes, *map(_node, tensors)})
     return Inputs(
         graph_def=_cut_out(view.graph_def, whole),
         variables=tuple(variables),
         phases=tuple(tuple(phase) for phase in (*phases, tables) if phase),
-        alike=frozenset(view.ancestors(initial)),
+        equal_draws=frozenset(view.ancestors(initial)),
         runners=tuple(runners),
         placeholders=tuple(n for n in placeholders_in(view, needed) if f"{n}:0" not in fed),
-        takes=frozenset(needed | {_node(name) for name in fed if _node(name) in whole}),
+        feedable_nodes=frozenset(needed | {_node(name) for name in fed if _node(name) in whole}),
     )
 
 
@@ -105,18 +105,20 @@ def _beginnings(graph: Graph, captured: CapturedGraph, needed: set[str], named: 
     handles = {n for n in needed if "HashTable" in view.op(n) or view.op(n) in _ITERATORS}
     known = [op.name for op in graph.get_collection("table_initializer")]
     known += [resource.create.name for resource in graph.get_collection("resources")]
-    found = [name for name in known if view.ancestors([name]) & handles]
+    initializers = [name for name in known if view.ancestors([name]) & handles]
     for handle in sorted(n for n in handles if view.op(n) in _ITERATORS):
         makers = [e.node for e in view.consumers(f"{handle}:0") if view.op(e.node) == "MakeIterator"]
-        chosen = [name for name in makers if name in named] or [name for name in makers if name in found] or makers
+        chosen = (
+            [name for name in makers if name in named] or [name for name in makers if name in initializers] or makers
+        )
         if len(chosen) != 1:
             raise ConfigError(
                 f"A dataset iterator must have one op that initializes it, but {handle!r} has "
                 f"{len(makers)}{(' (' + ', '.join(makers[:5]) + ')' if makers else '')}. Name the one that training "
                 "runs with --init."
             )
-        found += [name for name in chosen if name not in found]
-    return found
+        initializers += [name for name in chosen if name not in initializers]
+    return initializers
 
 
 def _check_filled(captured: CapturedGraph, needed: set[str], filled: set[str]) -> None:
@@ -146,9 +148,9 @@ def _cut_out(graph_def: GraphDef, names: set[str]) -> GraphDef:
         copy.CopyFrom(node)
         copy.attr.pop(_SHAPES, None)
         if _BESIDE in copy.attr:
-            beside = copy.attr[_BESIDE].list.s
-            beside[:] = [place for place in beside if place.decode().removeprefix("loc:@") in names]
-            if not beside:
+            colocated = copy.attr[_BESIDE].list.s
+            colocated[:] = [place for place in colocated if place.decode().removeprefix("loc:@") in names]
+            if not colocated:
                 del copy.attr[_BESIDE]
     return cut
 
@@ -168,7 +170,7 @@ def open_session(
     v1 = tf.compat.v1
     graph_def = type(inputs.graph_def)()
     graph_def.CopyFrom(inputs.graph_def)
-    set_seeds(graph_def, inputs.alike, worker)
+    set_seeds(graph_def, inputs.equal_draws, worker)
     set_shards(graph_def, worker)
     graph = tf.Graph()
     with graph.as_default():

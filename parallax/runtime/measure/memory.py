@@ -78,7 +78,7 @@ def variable_bytes(nodes: Iterable[NodeDef]) -> int:
 
 
 def _kilobytes(file: Path, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", file.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^{name}:\s+(\d+) kB", file.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
+    if match is None:
         raise OSError(f"{file} must tell {name}, and does not.")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024

@@ -27,14 +27,16 @@ class MeasureOptions:
     cluster: str
 
 
-def measure_options(wanted: Settings) -> MeasureOptions | None:
+def measure_options(requested: Settings) -> MeasureOptions | None:
     """The options from a command line or environment; None if no file is named.
 
     Raises:
         ConfigError: when steps are named without a file.
     """
-    if wanted.measure is None:
-        if wanted.measure_steps is not None:
-            raise ConfigError(f"--measure-steps {wanted.measure_steps} needs --measure FILE, where the profile goes.")
+    if requested.measure is None:
+        if requested.measure_steps is not None:
+            raise ConfigError(
+                f"--measure-steps {requested.measure_steps} needs --measure FILE, where the profile goes."
+            )
         return None
-    return MeasureOptions(Path(wanted.measure).absolute(), wanted.measure_steps or STEPS, wanted.cluster or "")
+    return MeasureOptions(Path(requested.measure).absolute(), requested.measure_steps or STEPS, requested.cluster or "")

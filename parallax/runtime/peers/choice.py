@@ -53,25 +53,25 @@ class ChosenSet:
     readers: Mapping[int, int]
 
 
-def newest_generation(found: Sequence[Sequence[PartFound]]) -> int:
+def newest_generation(parts_by_worker: Sequence[Sequence[PartFound]]) -> int:
     """The highest generation that any host has; 0 if there is none."""
-    return max((one.generation for parts in found for one in parts), default=0)
+    return max((one.generation for parts in parts_by_worker for one in parts), default=0)
 
 
-def choose_set(found: Sequence[Sequence[PartFound]]) -> ChosenSet | None:
+def choose_set(parts_by_worker: Sequence[Sequence[PartFound]]) -> ChosenSet | None:
     """Selects the set that the workers resume from; None if the job did not complete its first set.
 
     Args:
-        found: for each worker the parts on its host.
+        parts_by_worker: for each worker the parts on its host.
 
     Raises:
         CheckpointError: there were sets, and none of them is complete.
     """
-    for generation in range(newest_generation(found), 0, -1):
+    for generation in range(newest_generation(parts_by_worker), 0, -1):
         parts: dict[int, dict[int, list[int]]] = {}  # owner -> number -> workers that can read it
         steps: dict[int, int] = {}
         workers = 0
-        for reader, of_host in enumerate(found):
+        for reader, of_host in enumerate(parts_by_worker):
             for one in of_host:
                 if one.generation != generation:
                     continue
@@ -85,7 +85,7 @@ def choose_set(found: Sequence[Sequence[PartFound]]) -> ChosenSet | None:
             number = max(complete)
             readers = {owner: _one_of(has[number], owner) for owner, has in parts.items() if number in has}
             return ChosenSet(generation, number, steps[number], workers, readers)
-        if max(steps, default=0) > 0 or (steps and generation > 1 and not _has_before(found, generation)):
+        if max(steps, default=0) > 0 or (steps and generation > 1 and not _has_before(parts_by_worker, generation)):
             missing = [owner for owner in range(workers) if owner not in parts]
             raise CheckpointError(
                 f"The rows of every worker must be on a host that is there, and those of {name_ranks(missing)} are on "
@@ -102,5 +102,5 @@ def _one_of(readers: Sequence[int], owner: int) -> int:
     return readers[owner % len(readers)]
 
 
-def _has_before(found: Sequence[Sequence[PartFound]], generation: int) -> bool:
-    return any(one.generation < generation for parts in found for one in parts)
+def _has_before(parts_by_worker: Sequence[Sequence[PartFound]], generation: int) -> bool:
+    return any(one.generation < generation for parts in parts_by_worker for one in parts)

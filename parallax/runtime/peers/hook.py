@@ -17,8 +17,8 @@ from parallax.report.show import show
 from parallax.report.text import bytes_text, list_first
 from parallax.runtime.checkpoint.checkpoints import step_tensor
 from parallax.runtime.checkpoint.format.stored_tensors import stored_variables
-from parallax.runtime.checkpoint.positions import KeptPositions
-from parallax.runtime.checkpoint.rows.access_to_rows import hold
+from parallax.runtime.checkpoint.positions import SavedPositions
+from parallax.runtime.checkpoint.rows.access_to_rows import build_access
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.touched_tables import Marks
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
@@ -41,10 +41,10 @@ class PeerMemory:
         every: the number of steps from one set to the next.
         store: writes.
         snapshot: reads the variables.
-        held: the variables, to which a recovered state is written.
+        variables: the variables, to which a recovered state is written.
         recovered: the state that this start resumes from; None without one.
         positions: of random streams and input pipelines.
-        alone: the variables of which each row is on one host only.
+        unreplicated: the variables of which each row is on one host only.
         is_shared: whether there is another host.
         seconds: how long training has waited for sets.
         sets: how many were written since the start, without set 0.
@@ -54,10 +54,10 @@ class PeerMemory:
     every: int
     store: PeerStore
     snapshot: Snapshot
-    held: tuple[StoredVariable, ...]
+    variables: tuple[StoredVariable, ...]
     recovered: RecoveredState | None
-    positions: KeptPositions | None
-    alone: frozenset[str]
+    positions: SavedPositions | None
+    unreplicated: frozenset[str]
     is_shared: bool
     seconds: float = 0.0
     sets: int = 0
@@ -69,8 +69,8 @@ class PeerMemory:
         if state is None:
             return False
         name = "from the memory of hosts"
-        lost = state.load(session, self.held)
-        notes = () if self.positions is None else self.positions.go_on(session, state.positions(), name)
+        lost = state.load(session, self.variables)
+        notes = () if self.positions is None else self.positions.continue_from(session, state.positions(), name)
         if self.store.comm.Get_rank() == 0:
             show(f"Resumed from step {state.chosen.step}: {name}\n")
             if lost:
@@ -89,19 +89,19 @@ class PeerMemory:
         self.is_new = False
         if self.store.comm.Get_rank() == 0:
             where = "two hosts" if self.is_shared else "this host alone, so that it outlives processes and not the host"
-            taken = bytes_text(self.store.memory_bytes())
-            log.info(f"The state of each step is in the memory of {where}; it takes {taken} of this one.")
+            memory_text = bytes_text(self.store.memory_bytes())
+            log.info(f"The state of each step is in the memory of {where}; it takes {memory_text} of this one.")
         return step
 
-    def hold(self, graph: Graph, places: Places) -> None:
+    def switch_placement(self, graph: Graph, places: Places) -> None:
         """Switches to another placement of rows; builds the ops for it in the default graph, a worker's.
 
         The next set is the first of a generation, and in all later sets variables are stored in full.
         """
         comm, is_first = self.store.comm, self.store.is_first
-        self.held = hold(stored_variables(graph), places, comm)
-        everything = (*self.held, *(() if self.positions is None else self.positions.held))
-        self.snapshot = snapshot(everything, Marks(), comm, is_first, step_tensor(graph, places), self.alone)
+        self.variables = build_access(stored_variables(graph), places, comm)
+        everything = (*self.variables, *(() if self.positions is None else self.positions.variables))
+        self.snapshot = snapshot(everything, Marks(), comm, is_first, step_tensor(graph, places), self.unreplicated)
         self.is_new = True
 
     def write(self, session: Session) -> int:
@@ -113,14 +113,14 @@ class PeerMemory:
         self.sets, self.seconds = self.sets + 1, self.seconds + time.monotonic() - began_s
         return step
 
-    def tell_cost(self) -> None:
+    def log_cost(self) -> None:
         """Logs the cost of the sets, on worker 0."""
         if self.store.comm.Get_rank() or not self.sets:
             return
-        sent, taken = bytes_text(self.store.sent_bytes // self.sets), bytes_text(self.store.memory_bytes())
+        sent, memory_text = bytes_text(self.store.sent_bytes // self.sets), bytes_text(self.store.memory_bytes())
         log.info(
             f"The state in the memory of hosts: a worker sent {sent} a set to another host and waited "
-            f"{1e3 * self.seconds / self.sets:.1f} ms; the host's memory has {taken} of it."
+            f"{1e3 * self.seconds / self.sets:.1f} ms; the host's memory has {memory_text} of it."
         )
 
     def _write(self, session: Session, number: int) -> int:
@@ -147,7 +147,7 @@ class PeerMemoryHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     runs: StepRuns
     ends_early: bool
     _written_step: int = 0
-    _told_s: float = 0.0
+    _logged_s: float = 0.0
     _preemption: Preemption = field(init=False)
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
@@ -178,13 +178,13 @@ class PeerMemoryHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def _write(self, session: Session) -> None:
         with self.worker.watch.run("the state into the memory of hosts", "peers", patient=False):
             self._written_step = self.memory.write(session)
-        if self.memory.store.comm.Get_rank() == 0 and time.monotonic() - self._told_s >= _TELL_S:
+        if self.memory.store.comm.Get_rank() == 0 and time.monotonic() - self._logged_s >= _TELL_S:
             tell_saved(self._written_step)
-            self._told_s = time.monotonic()
+            self._logged_s = time.monotonic()
 
     def end(self, session: Session) -> None:
         """Logs the cost."""
-        self.memory.tell_cost()
+        self.memory.log_cost()
 
     def _step(self, session: Session) -> int:
         return int(session.run(self.memory.snapshot.step))

@@ -7,17 +7,17 @@ from collections.abc import Collection
 from pathlib import Path
 
 from parallax.base.errors import CheckpointError, ConfigError, SessionError
-from parallax.base.private_files import make_own_folder
+from parallax.base.private_files import make_private_folder
 from parallax.base.strict import shown
 from parallax.base.types import Comm, Graph
 from parallax.graph.spec import GraphSpec
 from parallax.report.logger import log
 from parallax.runtime.checkpoint.checkpoints import step_tensor
 from parallax.runtime.checkpoint.format.stored_tensors import stored_variables
-from parallax.runtime.checkpoint.positions import KeptPositions
-from parallax.runtime.checkpoint.rows.access_to_rows import hold
+from parallax.runtime.checkpoint.positions import SavedPositions
+from parallax.runtime.checkpoint.rows.access_to_rows import build_access
 from parallax.runtime.checkpoint.rows.row_places import Places
-from parallax.runtime.checkpoint.rows.touched_tables import hold_marks
+from parallax.runtime.checkpoint.rows.touched_tables import build_marks
 from parallax.runtime.launcher.host_memory import host_folder
 from parallax.runtime.peers.exchange import ring
 from parallax.runtime.peers.hook import PeerMemory
@@ -51,7 +51,7 @@ def state_in_memory(config: CheckPointConfig, comm: Comm) -> RecoveredState | No
     """
     folder = memory_folder(config)
     try:
-        make_own_folder(folder)
+        make_private_folder(folder)
     except OSError as error:
         raise CheckpointError(
             f"memory_dir must have a folder for the state of this job, and {shown(str(error))} Or name another file "
@@ -66,9 +66,9 @@ def peer_memory(
     config: CheckPointConfig,
     members: ProcessGroup,
     touched: RowMemory,
-    positions: KeptPositions | None,
+    positions: SavedPositions | None,
     recovered: RecoveredState | None,
-    alone: frozenset[str],
+    unreplicated: frozenset[str],
 ) -> PeerMemory:
     """Adds the ops for the state in memory to the default graph, a worker's; every worker must call it.
 
@@ -80,20 +80,20 @@ def peer_memory(
         touched: the recorded touched rows.
         positions: the positions stored in addition.
         recovered: the state that this start resumes from.
-        alone: the variables of which each row is on one host only.
+        unreplicated: the variables of which each row is on one host only.
     """
     comm, hosts = members.workers.Dup(), members.parcel.hosts
     is_first = hosts.index(hosts[members.rank]) == members.rank
     stored = stored_variables(graph)
-    held, marks = hold(stored, places, comm), hold_marks(touched, stored, places, comm)
-    everything = (*held, *(() if positions is None else positions.held))
+    variables, marks = build_access(stored, places, comm), build_marks(touched, stored, places, comm)
+    everything = (*variables, *(() if positions is None else positions.variables))
     step = step_tensor(graph, places)
     if members.rank == 0:
         log.info(marks.describe(touched).replace("Increments have", "Each set in the memory of hosts has", 1))
-    read = snapshot(everything, marks, comm, is_first, step, alone)
+    read = snapshot(everything, marks, comm, is_first, step, unreplicated)
     store = PeerStore(memory_folder(config), comm, ring(hosts, members.rank), is_first)
     is_shared = len(set(hosts)) > 1
-    return PeerMemory(config.memory_steps or 1, store, read, held, recovered, positions, alone, is_shared)
+    return PeerMemory(config.memory_steps or 1, store, read, variables, recovered, positions, unreplicated, is_shared)
 
 
 def ops_of(spec: GraphSpec, names: Collection[str]) -> frozenset[str]:

@@ -104,24 +104,24 @@ class PartFiles:
 
     def fold(self, number: int) -> None:
         """Discards the sets before `number`; to be called when that set is on all hosts."""
-        found = records_of(self._folder)
+        records = records_of(self._folder)
         folded, _ = _progress(self._folder)
         if number <= folded:
             return
-        self._tell(folded, number)
+        self._write_progress(folded, number)
         for between in range(folded + 1, number + 1):
-            record = read_record(found[between], self._head)
+            record = read_record(records[between], self._head)
             for at, (numbers, rows) in record.rows.items():
                 if len(numbers) and at not in self._bases:
                     self._bases[at] = _base(self._folder, at, self._head.variables[at], "r+")
                 if len(numbers):
                     self._bases[at][numbers] = rows
-        self._tell(number, number)
-        for before, path in found.items():
+        self._write_progress(number, number)
+        for before, path in records.items():
             if before < number:
                 path.unlink()
 
-    def _tell(self, folded: int, folding: int) -> None:
+    def _write_progress(self, folded: int, folding: int) -> None:
         with (self._folder / _PROGRESS).open("r+b") as file:
             file.write(_packed_progress(folded, folding))
 
@@ -161,9 +161,9 @@ class PartView:
         self._folder = folder
         self.head = read_head(folder)
         self._places = {one.op: at for at, one in enumerate(self.head.variables)}
-        found, (folded, _) = records_of(folder), _progress(folder)
-        self._later = [read_record(found[later], self.head) for later in range(folded + 1, number + 1)]
-        self._set = read_record(found[number], self.head)
+        records, (folded, _) = records_of(folder), _progress(folder)
+        self._later = [read_record(records[later], self.head) for later in range(folded + 1, number + 1)]
+        self._set = read_record(records[number], self.head)
 
     def has(self, op: str) -> bool:
         """Whether the part has data of a variable."""
@@ -185,13 +185,13 @@ class PartView:
             return whole.reshape(one.rows, one.row_bytes)[low:high].copy()
         if low >= high:
             return np.empty((0, one.row_bytes), np.uint8)
-        found = np.array(_base(self._folder, at, one, "r")[low:high])
+        content = np.array(_base(self._folder, at, one, "r")[low:high])
         for record in self._later:
             numbers, rows = record.rows.get(at, (np.empty(0, np.int64), None))
             first, last = np.searchsorted(numbers, [low, high])
             if first < last:
-                found[numbers[first:last] - low] = rows[first:last]
-        return found
+                content[numbers[first:last] - low] = rows[first:last]
+        return content
 
 
 def read_head(folder: Path) -> PartHead:

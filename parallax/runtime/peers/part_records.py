@@ -117,17 +117,19 @@ def read_record(path: Path, head: PartHead) -> SetRecord:
         CheckpointError: it is damaged, or another part's.
     """
     with path.open("rb") as file:
-        told = read_record_head(file)
+        record_head = read_record_head(file)
         place = file.tell()
     mapped: Any = np.memmap(path, np.uint8, "r")
     known = range(len(head.variables))
-    if path.name != f"{RECORD}{told.number}" or any(at not in known for at, _, _ in (*told.rows, *told.wholes)):
+    if path.name != f"{RECORD}{record_head.number}" or any(
+        at not in known for at, _, _ in (*record_head.rows, *record_head.wholes)
+    ):
         raise damaged_file(path, "it is a record of another part or set")
-    size = sum(count * (8 + head.variables[at].row_bytes) for at, count, _ in told.rows)
-    if place + size + sum(count for _, count, _ in told.wholes) != len(mapped):
+    size = sum(count * (8 + head.variables[at].row_bytes) for at, count, _ in record_head.rows)
+    if place + size + sum(count for _, count, _ in record_head.wholes) != len(mapped):
         raise damaged_file(path, f"it has {len(mapped)} bytes and not those that it names")
     rows, wholes = {}, {}
-    for at, count, crc in told.rows:
+    for at, count, crc in record_head.rows:
         row_bytes = head.variables[at].row_bytes
         numbers = mapped[place : place + 8 * count].view(np.int64)
         place += 8 * count
@@ -135,12 +137,12 @@ def read_record(path: Path, head: PartHead) -> SetRecord:
         place += row_bytes * count
         if _checksum_of_rows(*rows[at]) != crc:
             raise damaged_file(path, f"its rows of {head.variables[at].op} have another checksum than it names")
-    for at, size, crc in told.wholes:
+    for at, size, crc in record_head.wholes:
         wholes[at] = mapped[place : place + size].data
         place += size
         if checksum(wholes[at]) != crc:
             raise damaged_file(path, f"its value of {head.variables[at].op} has another checksum than it names")
-    return SetRecord(told.number, told.step, rows, wholes)
+    return SetRecord(record_head.number, record_head.step, rows, wholes)
 
 
 def read_record_head(file: BinaryIO) -> RecordHead:

@@ -55,26 +55,28 @@ class RecoveredState:
     @cached_property
     def patterns(self) -> Mapping[str, tuple[int, ...]]:
         """Variable op -> the former owners of its rows, for variables sharded over the workers; on all workers."""
-        own = {one.op: one.pattern for view in self.views.values() for one in view.head.variables if one.pattern}
-        return {op: pattern for found in self.comm.allgather(own) for op, pattern in found.items()}
+        pattern_by_op = {
+            one.op: one.pattern for view in self.views.values() for one in view.head.variables if one.pattern
+        }
+        return {op: pattern for found in self.comm.allgather(pattern_by_op) for op, pattern in found.items()}
 
     @cached_property
-    def alone(self) -> Collection[str]:
+    def unreplicated(self) -> Collection[str]:
         """The variables of which each row was on one host only; on all workers."""
-        own = {one.op for owner, view in self.views.items() if owner < COMMON for one in view.head.variables}
-        return set().union(*self.comm.allgather(own))
+        local_ops = {one.op for owner, view in self.views.items() if owner < COMMON for one in view.head.variables}
+        return set().union(*self.comm.allgather(local_ops))
 
     @property
     def lost(self) -> tuple[int, ...]:
         """The owners whose rows of such variables are lost."""
         return tuple(rank for rank in range(self.chosen.workers) if lone(rank) not in self.chosen.readers)
 
-    def load(self, session: Session, held: Sequence[StoredVariable]) -> list[str]:
+    def load(self, session: Session, variables: Sequence[StoredVariable]) -> list[str]:
         """Reads all variables; every worker must call it.
 
         Args:
             session: TensorFlow's session on the worker's graph.
-            held: the variables, under the plan of this start.
+            variables: the variables, under the plan of this start.
 
         Returns:
             Those of which some rows are lost, and keep their current values.
@@ -84,26 +86,26 @@ class RecoveredState:
         """
         known = {one.op for view in self.views.values() for one in view.head.variables}
         everywhere = set().union(*self.comm.allgather(known))
-        if missing := sorted(one.stored.op for one in held if one.stored.op not in everywhere):
+        if missing := sorted(one.stored.op for one in variables if one.stored.op not in everywhere):
             raise CheckpointError(
                 f"The state in the memory of hosts must hold all variables of the graph, and has not {missing[0]}. "
                 "Start the job anew with the graph that it now has."
             )
-        for one in held:
+        for one in variables:
             stored = one.stored
             if not stored.has_rows:
                 one.write(session, 0, 1, self._value(stored))
                 continue
             for first, count in chunks(stored.rows, stored.row_bytes, CHUNK_BYTES):
-                is_broken = stored.op in self.alone and bool(self.lost)
+                is_broken = stored.op in self.unreplicated and bool(self.lost)
                 below = one.read(session, first, count) if is_broken else None
                 one.write(session, first, count, self.rows(stored, first, count, below))
-        return sorted(one.stored.op for one in held if one.stored.op in self.alone) if self.lost else []
+        return sorted(one.stored.op for one in variables if one.stored.op in self.unreplicated) if self.lost else []
 
     def positions(self) -> StoredPositions | None:
         """The positions of random streams and input pipelines; None if not stored. Every worker must call it."""
-        own = {owner: _positions(view, WORKERS, 0, 1) for owner, view in self.views.items() if view.has(WORKERS)}
-        by_owner = {owner: row for found in self.comm.allgather(own) for owner, row in found.items()}
+        local_rows = {owner: _positions(view, WORKERS, 0, 1) for owner, view in self.views.items() if view.has(WORKERS)}
+        by_owner = {owner: row for found in self.comm.allgather(local_rows) for owner, row in found.items()}
         named = [_names(view) for view in self.views.values() if view.has(NAMES)]
         names = next((one for found in self.comm.allgather(named) for one in found), None)
         if names is None or not by_owner:
@@ -131,13 +133,13 @@ class RecoveredState:
             owner: view.read(stored.op, *ownership.local_range(owner, first, count)) for owner, view in views.items()
         }
         barrier(self.comm)
-        found = self.comm.gather(mine)
-        if found is None:
+        gathered = self.comm.gather(mine)
+        if gathered is None:
             return None
         rows = np.empty((count, stored.row_bytes), np.uint8)
         if below is not None:
             rows[:] = np.ascontiguousarray(below).reshape(-1).view(np.uint8).reshape(rows.shape)
-        for owner, theirs in (item for of_worker in found for item in of_worker.items()):
+        for owner, theirs in (item for of_worker in gathered for item in of_worker.items()):
             for here, there in ownership.pieces(owner, first) if len(theirs) else ():
                 rows[here] = theirs[there]
         return _cast(stored, rows)

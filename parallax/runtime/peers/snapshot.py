@@ -61,9 +61,9 @@ class _Part:
             for first, count in chunks(one.rows, one.row_bytes, BASE_BYTES) if one.rows else ():
                 yield at, first, _bytes(ops.read(session, first, first + count), one.row_bytes)
 
-    def record(self, number: int, step: int, found: Any) -> SetRecord:
+    def record(self, number: int, step: int, fetched: Any) -> SetRecord:
         """The record of a set, from the values read."""
-        tables, wholes = found
+        tables, wholes = fetched
         rows = {
             at: (numbers, _bytes(values, self.variables[at].row_bytes))
             for numbers, members in tables
@@ -104,45 +104,45 @@ class Snapshot:
 
     def read(self, session: Session, number: int) -> dict[int, SetRecord]:
         """Reads the records of a set, for `PeerStore.add`."""
-        step, found, _ = session.run([self.step, [(one.tables, one.wholes) for one in self.parts], self.clear])
-        return {one.owner: one.record(number, int(step), read) for one, read in zip(self.parts, found, strict=True)}
+        step, values, _ = session.run([self.step, [(one.tables, one.wholes) for one in self.parts], self.clear])
+        return {one.owner: one.record(number, int(step), read) for one, read in zip(self.parts, values, strict=True)}
 
 
 def snapshot(
-    held: Sequence[StoredVariable],
+    variables: Sequence[StoredVariable],
     marks: Marks,
     comm: Comm,
     is_first: bool,
     step: Tensor,
-    alone: Collection[str] = (),
+    unreplicated: Collection[str] = (),
 ) -> Snapshot:
     """Adds the ops that read sets to the default graph, a worker's.
 
     Args:
-        held: all variables, and those of positions.
+        variables: all variables, and those of positions.
         marks: the records of touched rows.
         comm: communicator of the workers.
         is_first: whether this worker is the first of its host.
         step: tensor of the global step.
-        alone: the variables of which each row is on one host only.
+        unreplicated: the variables of which each row is on one host only.
 
     Raises:
         CheckpointError: when a variable is on servers.
     """
     rank = comm.Get_rank()
-    own, single, common = _Part(rank), _Part(lone(rank)), _Part(COMMON)
+    local, single, common = _Part(rank), _Part(lone(rank)), _Part(COMMON)
     by_row = {op for ops in marks.variables for op in ops}
     places: dict[str, tuple[_Part, int]] = {}
-    for one in held:
-        spread = single if one.stored.op in alone else own
+    for one in variables:
+        spread = single if one.stored.op in unreplicated else local
         part = spread if isinstance(one, ShardedRows) else common
         places[one.stored.op] = part, len(part.variables)
         part.variables.append(_describe(one, rank, one.stored.op in by_row))
-    parts = tuple(part for part in (own, single, common) if part is own or (part.variables and part is not common))
+    parts = tuple(part for part in (local, single, common) if part is local or (part.variables and part is not common))
     parts += (common,) if is_first else ()
-    by_op = {one.stored.op: one for one in held}
+    by_op = {one.stored.op: one for one in variables}
     with tf.name_scope("parallax/peers/"):
-        handles = [_ops(mark).variable for mark in marks.held]
+        handles = [_ops(mark).variable for mark in marks.tables]
         for handle, ops in zip(handles, marks.variables, strict=True):
             marked = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.bool)
             numbers = tf.reshape(tf.where(marked), [-1])
@@ -151,7 +151,7 @@ def snapshot(
                 if rows:
                     part.tables.append((numbers, {at: _gather(one, numbers) for at, one in rows.items()}))
                     part.bases |= rows
-        for one in held:
+        for one in variables:
             part, at = places[one.stored.op]
             whole = whole_of(one)
             if whole is not None and one.stored.op not in by_row and part in parts:
@@ -159,7 +159,7 @@ def snapshot(
         tables = [table for part in parts for table in part.tables]
         read = [tensor for numbers, rows in tables for tensor in (numbers, *rows.values())]
         with tf.control_dependencies(read):
-            clear = tf.group(*(_forget(handle) for handle in handles))
+            clear = tf.group(*(_clear_marks(handle) for handle in handles))
     return Snapshot(parts, step, clear, comm.Get_size())
 
 
@@ -179,8 +179,8 @@ def _describe(one: StoredVariable, rank: int, by_row: bool) -> PartVariable:
 
 
 def _ops(one: Any) -> RowOps:
-    found: RowOps = one.ops
-    return found
+    row_ops: RowOps = one.ops
+    return row_ops
 
 
 def _gather(ops: RowOps, numbers: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def _gather(ops: RowOps, numbers: Tensor) -> Tensor:
         return tf.raw_ops.GatherV2(params=ops.variable, indices=numbers, axis=0)
 
 
-def _forget(handle: Handle) -> Operation:
+def _clear_marks(handle: Handle) -> Operation:
     marked = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.bool)
     return tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros_like(marked))
 

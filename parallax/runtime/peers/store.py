@@ -52,16 +52,16 @@ def part_folder(folder: Path, generation: int, owner: int) -> Path:
 
 def parts_in(folder: Path) -> list[PartFound]:
     """The parts that a host has; a damaged one is left out, because another host may have its rows."""
-    found = []
+    parts = []
     for part in sorted(folder.glob("*/*")):
         if not is_part(part):
             continue
         try:
             head = read_head(part)
-            found.append(PartFound(head.generation, head.owner, head.workers, sets_of(part)))
+            parts.append(PartFound(head.generation, head.owner, head.workers, sets_of(part)))
         except CheckpointError as error:
             log.warning(f"A part of the state in the memory of this host is left out. {error}")
-    return found
+    return parts
 
 
 @dataclass
@@ -91,21 +91,23 @@ class PeerStore:
     def begin(self, generation: int, heads: Mapping[int, PartHead], bases: Mapping[int, BaseRows]) -> None:
         """Creates the parts of a generation, and fills variables that are updated by row; every worker must call it."""
         self.settle()
-        own = self.comm.Get_rank()
-        of_all: list[PartHead] = self.comm.allgather(heads[own])
-        kept = {**heads, **{sender: of_all[sender] for sender in self.place.senders}}
+        rank = self.comm.Get_rank()
+        of_all: list[PartHead] = self.comm.allgather(heads[rank])
+        head_by_owner = {**heads, **{sender: of_all[sender] for sender in self.place.senders}}
 
         def of_sender(sender: int, piece: Array) -> None:
             at, low = _PLACE.unpack(piece[: _PLACE.size].tobytes())
             self._files[sender].write_base(at, low, piece[_PLACE.size :])
 
         with self._room():
-            self._files = {o: PartFiles(part_folder(self.folder, generation, o), head) for o, head in kept.items()}
+            self._files = {
+                o: PartFiles(part_folder(self.folder, generation, o), head) for o, head in head_by_owner.items()
+            }
             barrier(self.comm)  # no worker sends to one that has no files yet
-            for owner in heads.keys() - {own}:
+            for owner in heads.keys() - {rank}:
                 for at, low, rows in bases[owner]:
                     self._files[owner].write_base(at, low, rows)
-            own_rows = self._write(own, bases[own])
+            own_rows = self._write(rank, bases[rank])
             exchange(self.comm, self.place, own_rows if self.place.target is not None else list(own_rows), of_sender)
         self.generation, self.number = generation, -1
 
@@ -122,11 +124,11 @@ class PeerStore:
         with self._room():
             for owner, record in records.items():
                 self._files[owner].add(record)
-            own = records[self.comm.Get_rank()]
-            self.sent_bytes += exchange(self.comm, self.place, cut(own.pieces()), of_sender)
+            local_record = records[self.comm.Get_rank()]
+            self.sent_bytes += exchange(self.comm, self.place, cut(local_record.pieces()), of_sender)
             for unfinished in incoming.values():
                 unfinished.finish()
-        self.number = own.number
+        self.number = local_record.number
         self._ended = self.comm.Ibarrier()
 
     def settle(self) -> None:

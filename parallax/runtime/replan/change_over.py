@@ -36,7 +36,7 @@ from parallax.runtime.worker.session.names import Names
 from parallax.runtime.worker.session.run_context import WorkerContext
 from parallax.transform.building import editor
 from parallax.transform.pipeline import WorkerGraph, transform
-from parallax.transform.swap import SwappedGraph, beside, outside
+from parallax.transform.swap import SwappedGraph, add_plan, outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class ChangeOver:
         try:
             rewrites = rewrites_of(self._analysed, plan, self._place.equal_randomness)
             new = transform(self._analysed.captured.view, rewrites, self._place, overlaps=self._planned.overlaps)
-            added = beside(self._planned, self._names, new, self._number)
+            added = add_plan(self._planned, self._names, new, self._number)
             places = places_of(added.worker_graph, added.names)
             stored = to_be_moved(self._analysed.captured.view, self._places, places)
             decided = repr((rewrites, stored))
@@ -134,11 +134,11 @@ class ChangeOver:
     def _agree(self, refusal: str, decided: str) -> str:
         """Returns why some worker cannot switch, or would switch differently; equal on all workers."""
         digest = hashlib.sha256(decided.encode()).hexdigest()
-        everyone = self._members.workers.allgather((refusal, digest))
-        for rank, (of_rank, other) in enumerate(everyone):
+        answers = self._members.workers.allgather((refusal, digest))
+        for rank, (of_rank, other) in enumerate(answers):
             if of_rank:
                 return f"on worker {rank}: {of_rank}"
-            if other != everyone[0][1]:
+            if other != answers[0][1]:
                 return f"worker {rank} would make another graph of it than worker 0"
         return ""
 
@@ -156,9 +156,9 @@ class ChangeOver:
             with tf.device(home):
                 movements = moves(stored, self._places, places, comm)
                 if self._saved is not None:
-                    self._saved.hold(self._worker.graph, places)
+                    self._saved.switch_placement(self._worker.graph, places)
                 if self._memory is not None:
-                    self._memory.hold(self._worker.graph, places)
+                    self._memory.switch_placement(self._worker.graph, places)
                 if self._guard is not None:
                     self._guard.follow(added.worker_graph, added.names)
         graph.finalize()
@@ -189,10 +189,12 @@ def places_of(worker_graph: WorkerGraph, names: Mapping[str, str] | None = None)
 
 def _add(graph: Graph, added: GraphDef) -> None:
     """Adds nodes to a graph, which provides their missing inputs."""
-    given = {}
+    tensor_by_name = {}
     for name in outside(added):
         if name.startswith("^"):
-            given[name] = graph.get_operation_by_name(name[1:]).outputs[0]
+            tensor_by_name[name] = graph.get_operation_by_name(name[1:]).outputs[0]
         else:
-            given[name if ":" in name else f"{name}:0"] = graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
-    tf.graph_util.import_graph_def(added, input_map=given, name="")
+            tensor_by_name[name if ":" in name else f"{name}:0"] = graph.get_tensor_by_name(
+                name if ":" in name else f"{name}:0"
+            )
+    tf.graph_util.import_graph_def(added, input_map=tensor_by_name, name="")

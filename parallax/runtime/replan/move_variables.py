@@ -13,7 +13,7 @@ import tensorflow as tf
 from parallax.base.types import Comm, Operation, Session, Tensor, Value
 from parallax.graph.view import GraphView
 from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, CheckpointEntry, chunks
-from parallax.runtime.checkpoint.rows.access_to_rows import hold
+from parallax.runtime.checkpoint.rows.access_to_rows import build_access
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
 from parallax.transform.swap import VARIABLES
@@ -40,14 +40,14 @@ class Move:
 
 def to_be_moved(view: GraphView, before: Places, after: Places) -> tuple[CheckpointEntry, ...]:
     """The variables that the two place differently, in the order of the user's graph."""
-    found = []
+    moved = []
     for name, node in view.nodes.items():
         if node.op not in VARIABLES or _place(name, before) == _place(name, after):
             continue
         dtype = tf.as_dtype(node.attr["dtype"].type)
         shape = tuple(int(dim.size) for dim in node.attr["shape"].shape.dim)
-        found.append(CheckpointEntry(name, name, dtype.name, int(dtype.size), shape, shape, (0,) * len(shape), False))
-    return tuple(found)
+        moved.append(CheckpointEntry(name, name, dtype.name, int(dtype.size), shape, shape, (0,) * len(shape), False))
+    return tuple(moved)
 
 
 def moves(stored: Sequence[CheckpointEntry], before: Places, after: Places, comm: Comm) -> tuple[Move, ...]:
@@ -59,15 +59,15 @@ def moves(stored: Sequence[CheckpointEntry], before: Places, after: Places, comm
         after: their new placement.
         comm: communicator of the workers.
     """
-    sources, targets = hold(tuple(stored), before, comm), hold(tuple(stored), after, comm)
+    sources, targets = build_access(tuple(stored), before, comm), build_access(tuple(stored), after, comm)
     dims = v1.placeholder(tf.int64, [None], name="parallax/storage/dims")
-    found = []
+    planned_moves = []
     for one, source, target in zip(stored, sources, targets, strict=True):
-        old, new = (_own(one.op, places, comm.Get_rank()) for places in (before, after))
+        old, new = (_list_local_storage(one.op, places, comm.Get_rank()) for places in (before, after))
         make = tuple(_make_zeros(op, dims) for op in new if op not in old)
         free = tuple(_free(op) for op in old if op not in new)
-        found.append(Move(source, target, make, free))
-    return tuple(found)
+        planned_moves.append(Move(source, target, make, free))
+    return tuple(planned_moves)
 
 
 def move(session: Session, one: Move, chunk_bytes: int = CHUNK_BYTES) -> int:
@@ -88,7 +88,7 @@ def _place(op: str, places: Places) -> tuple[object, ...]:
     return places.here(op), places.partitions.get(op), places.spread.get(op), op in places.absent
 
 
-def _own(op: str, places: Places, rank: int) -> tuple[str, ...]:
+def _list_local_storage(op: str, places: Places, rank: int) -> tuple[str, ...]:
     """The variables in the session that store part of a user's variable, for this worker to allocate and release."""
     served = places.partitions.get(op, ()) if rank == 0 else ()
     return (*(() if op in places.absent else (places.here(op),)), *served)

@@ -28,31 +28,31 @@ class ReplanOptions:
     path: Path | None
 
 
-def replan_options(config: Config, wanted: Settings) -> ReplanOptions | None:
+def replan_options(config: Config, requested: Settings) -> ReplanOptions | None:
     """The options of a configuration that includes the command line's settings; None if plans do not change.
 
     Raises:
         ConfigError: when the command line names steps without replanning.
     """
-    asked: ReplanConfig = config.replan
-    if asked.mode == OFF:
-        if wanted.replan_steps is not None:
-            raise ConfigError(f"--replan-steps {wanted.replan_steps} needs --replan ask or on, or Config.replan.")
+    replan: ReplanConfig = config.replan
+    if replan.mode == OFF:
+        if requested.replan_steps is not None:
+            raise ConfigError(f"--replan-steps {requested.replan_steps} needs --replan ask or on, or Config.replan.")
         return None
-    path = None if asked.plan_file is None else Path(asked.plan_file).absolute()
-    return ReplanOptions(asked.mode, asked.margin, asked.after_steps, path)
+    path = None if replan.plan_file is None else Path(replan.plan_file).absolute()
+    return ReplanOptions(replan.mode, replan.margin, replan.after_steps, path)
 
 
-def check_possible(wish: ReplanOptions | None, config: Config) -> None:
+def check_possible(replan: ReplanOptions | None, config: Config) -> None:
     """Refuses options that are impossible, before the start.
 
     Raises:
         ConfigError: there is no profile to predict seconds from.
     """
-    if wish is None:
+    if replan is None:
         return
     if config.cluster_profile is None:
         raise ConfigError(
-            f"replan={wish.mode!r} compares plans by predicted seconds, which need a cluster profile. Measure one "
+            f"replan={replan.mode!r} compares plans by predicted seconds, which need a cluster profile. Measure one "
             "with `parallax calibrate -o FILE`, and pass it with --cluster FILE or Config.cluster_profile."
         )

@@ -132,10 +132,10 @@ def search_text(samples: list[PartitionSample], count: int, refusal: str = "") -
         count: of the current plan.
         refusal: why the search ended early; empty if it did not.
     """
-    found = fit(samples)
+    curve = fit(samples)
     lines = ["Partitions of the tables on servers, and seconds of a step:"]
     for sample in sorted(samples, key=lambda s: s.count):
-        fitted = "" if found is None else f", fitted {ms_text(found.seconds(sample.count))}"
+        fitted = "" if curve is None else f", fitted {ms_text(curve.seconds(sample.count))}"
         lines.append(f"  {sample.count}: {ms_text(sample.step_s)} measured{fitted}")
     if refusal:
         lines.append(f"The search ended early, {refusal}")

@@ -51,7 +51,7 @@ class Replan:
 
     def __init__(
         self,
-        wish: ReplanOptions,
+        options: ReplanOptions,
         members: ProcessGroup,
         worker: WorkerContext,
         first: FirstSteps,
@@ -60,7 +60,7 @@ class Replan:
         over: ChangeOver,
     ) -> None:
         self.done = False
-        self._wish = wish
+        self._options = options
         self._members = members
         self._worker = worker
         self._first = first
@@ -75,10 +75,10 @@ class Replan:
         self.done = True
         with self._worker.watch.run("a better plan", "replan"):
             plan = self._better()
-        if plan is None or self._wish.mode != ON:
+        if plan is None or self._options.mode != ON:
             return
         with self._worker.watch.run("the change of plan", "replan, change"):
-            changed = self._over.to(plan, self._wish.steps)
+            changed = self._over.to(plan, self._options.steps)
         if self._members.rank == 0:
             show(change_text(changed))
 
@@ -86,24 +86,24 @@ class Replan:
         """Returns the better plan on all workers; None if there is none."""
         comm, text = self._members.workers, None
         if self._members.rank == 0:
-            found = self._compare()
-            show(found.text)
-            if found.plan is not None:
-                text = found.plan.to_json()
+            comparison = self._compare()
+            show(comparison.text)
+            if comparison.plan is not None:
+                text = comparison.plan.to_json()
                 self._write(text)
         barrier(comm)  # planning may take long
         text = comm.bcast(text)
         return None if text is None else plan_from_json(text)
 
     def _compare(self) -> Comparison:
-        now, profile, steps = self._worker.plan, self._first.profile, self._wish.steps
+        now, profile, steps = self._worker.plan, self._first.profile, self._options.steps
         if profile is None or now is None:
             return Comparison(None, f"After {pluralize(steps, 'step')} the plan stays: no step was measured.\n")
         try:
             best, now_s = self._best(now, profile)
         except ParallaxError as error:
             return Comparison(None, f"After {pluralize(steps, 'step')} the plan stays: {error}\n")
-        return verdict(now, now_s, best, self._wish.margin, steps)
+        return verdict(now, now_s, best, self._options.margin, steps)
 
     def _best(self, now: Plan, profile: ModelProfile) -> tuple[Plan, float | None]:
         """Returns the best plan that the running processes can execute, and the predicted step of the current one."""
@@ -117,14 +117,14 @@ class Replan:
 
     def _write(self, text: str) -> None:
         graph = "" if self._worker.plan is None else self._worker.plan.fingerprint[:_DIGITS]
-        path = self._wish.path or Path(f"parallax-plan-{graph}.json").absolute()
+        path = self._options.path or Path(f"parallax-plan-{graph}.json").absolute()
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:  # a failed write of a plan does not end training
             _LOG.warning("The better plan is not kept: %s cannot be written: %s.", path, error.strerror)
             return
         how = ""
-        if self._wish.mode != ON:
+        if self._options.mode != ON:
             how = f" Take it with --plan {path} or Config.plan_file, or have jobs go over to it by replan='on'."
         show(f"The other plan is written to {path}.{how}\n")
 

@@ -109,7 +109,7 @@ def main(arguments: list[str]) -> int:
     if os.getppid() != daemon:  # mpirun's daemon on this host was killed, and cannot do it
         remove_scratch(scratch_patterns(os.environ))
     elif left.status != 0:
-        _linger(wake_fd, supervisor.state.told)
+        _linger(wake_fd, supervisor.state.is_end_requested)
     return left.status
 
 
@@ -134,15 +134,15 @@ def _variables(
     library = options.get("--preload", "")
     if secret:
         check_library(library)
-    found = {}
+    variables = {}
     if "--listen" in options:
-        found = listening_variables(options["--listen"], library)
+        variables = listening_variables(options["--listen"], library)
     if Path(library).is_file():
-        return {**found, **secret, **preload_variables(library, os.environ)}
+        return {**variables, **secret, **preload_variables(library, os.environ)}
     if library:
         where = f"{library} is not on {socket.gethostname()}"
         put(Text(rank, "stderr", f"{where}: this rank will keep a core busy while it waits (`parallax setup`).\n"))
-    return found
+    return variables
 
 
 def _install_signals() -> int:
@@ -167,7 +167,7 @@ class _Supervisor:
         self._channels: dict[int, Channel] = {}
         self._left: Leave | None = None
         self._preemption_fd: int | None = None
-        self._told_pid = 0
+        self._notified_pid = 0
 
     def run(self, program: tuple[str, ...], variables: Mapping[str, str], is_forked: bool) -> Leave:
         """Starts the worker and returns once it and its whole process group have ended."""
@@ -207,23 +207,23 @@ class _Supervisor:
         pipes = {name: os.pipe() for name in channels}
         environment = {**WORKER_DEFAULTS, **os.environ, **variables}
         environment |= {name: str(written) for name, (_, written) in pipes.items()}
-        given = [written for _, written in pipes.values()]
+        write_ends = [written for _, written in pipes.values()]
         if rank == 0:
             read, self._preemption_fd = os.pipe()
             os.set_blocking(read, False)
             environment[PREEMPTION_FD] = str(read)
-            given.append(read)
-        self._process = start_worker(WorkerOrder(program, environment, 0 if rank == 0 else None, given), is_forked)
-        for fd in given:
+            write_ends.append(read)
+        self._process = start_worker(WorkerOrder(program, environment, 0 if rank == 0 else None, write_ends), is_forked)
+        for fd in write_ends:
             os.close(fd)
-        self._tell_start()
+        self._report_start()
         self._channels = {pipes[name][0]: channel for name, channel in channels.items()}
         for stream, fd in self._process.streams.items():
             self._channels[fd] = TextChannel(rank, stream)
 
-    def _tell_start(self) -> None:
+    def _report_start(self) -> None:
         if self._process is not None:
-            self._told_pid = self._process.pid
+            self._notified_pid = self._process.pid
             host, scratch = socket.gethostname(), scratch_patterns(os.environ)
             self.put(Start(self.state.rank, os.getpid(), self._process.pid, host, scratch))
 
@@ -245,21 +245,21 @@ class _Supervisor:
             if fd == self._wake_fd:
                 self._take_signals(data)
             elif data:
-                self._take(self._channels[fd], data)
+                self._process_data(self._channels[fd], data)
             else:
                 open_fds.discard(fd)
         self.put(*(frame for channel in self._channels.values() for frame in channel.rest(last=False)))
         is_due = time.monotonic() >= self.state.sampled_s + self.state.limits.beat_s
         self._step(Sampled(vitals_of(self._process.pid)) if is_due and self._process else TimePassed())
-        if self._process and self._process.pid != self._told_pid:
-            self._tell_start()
+        if self._process and self._process.pid != self._notified_pid:
+            self._report_start()
 
-    def _take(self, channel: Channel, data: bytes) -> None:
-        for found in channel.feed(data):
-            if isinstance(found, Beaten):
-                self._step(found)
+    def _process_data(self, channel: Channel, data: bytes) -> None:
+        for event in channel.feed(data):
+            if isinstance(event, Beaten):
+                self._step(event)
             else:
-                self.put(found)
+                self.put(event)
 
     def _take_signals(self, numbers: bytes) -> None:
         for number in numbers:
@@ -282,7 +282,7 @@ class _Supervisor:
             if not data:
                 break
             left_bytes -= len(data)
-            self._take(channel, data)
+            self._process_data(channel, data)
         self.put(*channel.rest(last=True))
 
     def _step(self, event: SupervisorEvent) -> None:
@@ -312,17 +312,17 @@ class _Supervisor:
             self._process.signal(number)
 
 
-def _linger(wake_fd: int, told: bool) -> None:
+def _linger(wake_fd: int, is_end_requested: bool) -> None:
     """Leaves the launcher time to end the job first.
 
     mpirun, when a rank fails, stops reading all others for a while: their output then arrives in any order, and the
     launcher could mistake a consequence for the cause.
     """
     deadline_s = time.monotonic() + LINGER_S
-    while not told and time.monotonic() < deadline_s:
+    while not is_end_requested and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
         try:
-            told = bool({*os.read(wake_fd, READ_BYTES)} & {*_ENDS})
+            is_end_requested = bool({*os.read(wake_fd, READ_BYTES)} & {*_ENDS})
         except BlockingIOError:
             continue
 

@@ -162,10 +162,10 @@ def check_beat(doing: object) -> dict[str, Any]:
 
 def _convert(value: object, kind: Any) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = msgspec.to_builtins(msgspec.convert(value, kind))
+        converted: dict[str, Any] = msgspec.to_builtins(msgspec.convert(value, kind))
     except msgspec.ValidationError as error:
         raise DamagedMessage(f"a message must have the fields of its kind: {error}") from error
-    return found
+    return converted
 
 
 def seal(body: bytes) -> bytes:
@@ -209,10 +209,10 @@ def read_sealed(line: bytes) -> Any:
 def checksum(data: bytes | bytearray | memoryview) -> int:
     """Returns the CRC-32C of bytes; copies at most one piece of them at a time."""
     view = memoryview(data).cast("B")
-    found = 0
+    crc = 0
     for begin in range(0, view.nbytes, _PIECE_BYTES):
-        found = google_crc32c.extend(found, bytes(view[begin : begin + _PIECE_BYTES]))
-    return found
+        crc = google_crc32c.extend(crc, bytes(view[begin : begin + _PIECE_BYTES]))
+    return crc
 
 
 def send(message: Mapping[str, object]) -> bool:

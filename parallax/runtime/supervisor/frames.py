@@ -164,18 +164,18 @@ class Demultiplexer:
         self._input += data
         end = 0
         for tag in _TAG.finditer(self._input):
-            yield from self._take(self._input[end : tag.start()])
+            yield from self._demultiplex(self._input[end : tag.start()])
             self._rank = int(tag.group(1))
             end = tag.end()
         rest = self._input[end:]
-        held = _TAG_BEGIN.search(rest)
-        cut = held.start() if held else len(rest)
+        partial_tag = _TAG_BEGIN.search(rest)
+        cut = partial_tag.start() if partial_tag else len(rest)
         self._input = rest[cut:]
-        yield from self._take(rest[:cut])
+        yield from self._demultiplex(rest[:cut])
 
     def close(self) -> Iterator[tuple[int | None, bytes]]:
         """Yields text that was never ended by a newline, by rank, mpirun's own first."""
-        yield from self._take(self._input)
+        yield from self._demultiplex(self._input)
         self._input = b""
         for rank in sorted(self._unfinished, key=lambda rank: -1 if rank is None else rank):
             line = b"".join(self._unfinished[rank])
@@ -183,7 +183,7 @@ class Demultiplexer:
                 yield rank, line
         self._unfinished.clear()
 
-    def _take(self, data: bytes) -> Iterator[tuple[int | None, bytes]]:
+    def _demultiplex(self, data: bytes) -> Iterator[tuple[int | None, bytes]]:
         while data:
             line, newline, data = data.partition(b"\n")
             pieces = self._unfinished.setdefault(self._rank, [])

@@ -74,9 +74,9 @@ def is_hidden(line: str, shown_from: int, after_hidden: bool = False) -> bool:
 def _level_of(line: str) -> int | None:
     if line.startswith(_BESIDE):
         return INFO
-    found = _LINE.match(line)
-    if found is not None and found[2] in _SOURCES:
-        return INFO if found[1] == "I" else WARNING
+    match = _LINE.match(line)
+    if match is not None and match[2] in _SOURCES:
+        return INFO if match[1] == "I" else WARNING
     begin = _LOGGER.match(line)
     return INFO if begin is not None and _DEPRECATED.match(line, begin.end()) else None
 
@@ -93,16 +93,16 @@ def quiet_import(shown_from: int) -> Iterator[None]:
         return
     sys.stderr.flush()
     before = os.dup(2)
-    with os.fdopen(os.memfd_create("parallax-stderr"), "w+b") as kept:
-        os.dup2(kept.fileno(), 2)
+    with os.fdopen(os.memfd_create("parallax-stderr"), "w+b") as captured:
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         finally:
             sys.stderr.flush()
             os.dup2(before, 2)
             os.close(before)
-            kept.seek(0)
-            lines = kept.read().decode("utf-8", "surrogateescape").splitlines(keepends=True)
+            captured.seek(0)
+            lines = captured.read().decode("utf-8", "surrogateescape").splitlines(keepends=True)
             sys.stderr.write("".join(line for line in lines if not is_hidden(line, shown_from)))
             sys.stderr.flush()
 

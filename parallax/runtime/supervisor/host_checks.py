@@ -45,9 +45,9 @@ def check_room(variables: Mapping[str, str]) -> None:
 def _check(folder: str, needed_bytes: int, remedy: str) -> None:
     if not Path(folder).is_dir():
         return
-    found = os.statvfs(folder)
-    free_bytes = found.f_bavail * found.f_frsize
-    if found.f_blocks and free_bytes < needed_bytes:
+    status = os.statvfs(folder)
+    free_bytes = status.f_bavail * status.f_frsize
+    if status.f_blocks and free_bytes < needed_bytes:
         raise NoRoom(
             f"Open MPI needs {needed_bytes >> 20} MiB in {folder} on {socket.gethostname()}, but only "
             f"{free_bytes / (1 << 20):.1f} MiB are free. {remedy}"
@@ -71,15 +71,15 @@ def listening_variables(address: str, library: str) -> dict[str, str]:
     check_library(library)
     host = socket.gethostname()
     try:
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)]
+        ips = [str(entry[4][0]) for entry in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)]
     except OSError as error:
         raise CannotListen(
             f"A host must be able to resolve its own address, but {host} cannot resolve {address}: {error}."
         ) from error
-    reachable = [text for text in found if not text.startswith(_LOOPBACK)]
+    reachable = [text for text in ips if not text.startswith(_LOOPBACK)]
     if not reachable and not address.startswith(_LOCAL):
         raise CannotListen(
-            f"The other hosts must reach {host} as {address}, but on {host} itself that name resolves to {found[0]}. "
+            f"The other hosts must reach {host} as {address}, but on {host} itself that name resolves to {ips[0]}. "
             "Use its IP address in the resource file."
         )
-    return {HOST_ADDRESS: (reachable or found)[0]}
+    return {HOST_ADDRESS: (reachable or ips)[0]}

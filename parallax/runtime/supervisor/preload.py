@@ -60,16 +60,16 @@ def forget_preloaded() -> dict[str, str]:
     Returns:
         The variable with the job's secret, for a process of the job; empty where nothing is fenced.
     """
-    own, secret = _of_the_user(os.environ), os.environ.get(SECRET)
+    user_libraries, secret = _of_the_user(os.environ), os.environ.get(SECRET)
     for name in (_PRELOAD, LISTEN_ADDRESS, LISTEN_PORT, SECRET):
         os.environ.pop(name, None)
-    if own:
-        os.environ[_PRELOAD] = ":".join(own)
+    if user_libraries:
+        os.environ[_PRELOAD] = ":".join(user_libraries)
     return {SECRET: secret} if secret else {}
 
 
 @contextmanager
-def listening_on(address: str, port: int) -> Iterator[None]:
+def restrict_listening(address: str, port: int) -> Iterator[None]:
     """Context in which a TensorFlow server with this port listens on `address` only, and may reuse a reserved port.
 
     Other sockets that other threads bind meanwhile are unaffected.
@@ -93,7 +93,7 @@ def is_fenced() -> bool:
     return hasattr(library, "parallax_is_fenced") and bool(library.parallax_is_fenced())
 
 
-def prove_to(addresses: Iterable[tuple[str, int]]) -> None:
+def authenticate_to(addresses: Iterable[tuple[str, int]]) -> None:
     """Makes this process prove that it belongs to the job when it connects to one of these numeric addresses and ports.
 
     Raises:
@@ -103,10 +103,10 @@ def prove_to(addresses: Iterable[tuple[str, int]]) -> None:
     for address, port in addresses:
         if not hasattr(library, "parallax_fence_peer"):
             raise OSError(f"{LIBRARY} must be loaded to connect to servers of a job, here to {address}, port {port}.")
-        found = library.parallax_fence_peer(address.encode(), port)
-        if found == _NO_ROOM:
+        status = library.parallax_fence_peer(address.encode(), port)
+        if status == _NO_ROOM:
             raise OSError(f"A job may have {_MOST_PEERS} servers and workers with servers, and {address} is one more.")
-        if found != 0:
+        if status != 0:
             raise OSError(f"Servers of a job need addresses in digits, and {address!r} is none.")
 
 

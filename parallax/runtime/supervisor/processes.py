@@ -40,7 +40,9 @@ def die_with_parent(number: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
 
-def tied_argv(python: str, argv: list[str], parent_pid: int, number: int, held: Iterable[int] = ()) -> list[str]:
+def tied_argv(
+    python: str, argv: list[str], parent_pid: int, number: int, blocked_signals: Iterable[int] = ()
+) -> list[str]:
     """Wraps `argv` in a command that gets signal `number` when process `parent_pid`, which must start it, dies.
 
     Args:
@@ -48,10 +50,10 @@ def tied_argv(python: str, argv: list[str], parent_pid: int, number: int, held: 
         argv: the command.
         parent_pid: the process that starts it.
         number: the signal.
-        held: signals that are blocked in the command: they stay pending, where `pending_signals` reads them.
+        blocked_signals: signals that are blocked in the command: they stay pending, where `pending_signals` reads them.
     """
     # Isolated and without site packages: it starts in 10 ms and imports nothing of the user's folder.
-    words = [str(parent_pid), str(number), ",".join(map(str, held))]
+    words = [str(parent_pid), str(number), ",".join(map(str, blocked_signals))]
     return [python, "-I", "-S", str(Path(__file__)), *words, *argv]
 
 
@@ -60,8 +62,8 @@ def processes_with(marks: Mapping[str, str]) -> tuple[int, ...]:
 
     Processes of other users and zombies are left out.
     """
-    wanted = {f"{name}={value}".encode() for name, value in marks.items()}
-    found = []
+    marks_text = {f"{name}={value}".encode() for name, value in marks.items()}
+    pids = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
@@ -69,9 +71,9 @@ def processes_with(marks: Mapping[str, str]) -> tuple[int, ...]:
             environment = (folder / "environ").read_bytes()
         except OSError:  # it has ended, or belongs to another user
             continue
-        if wanted <= set(environment.split(b"\0")):
-            found.append(int(folder.name))
-    return tuple(sorted(found))
+        if marks_text <= set(environment.split(b"\0")):
+            pids.append(int(folder.name))
+    return tuple(sorted(pids))
 
 
 def end_processes(marks: Mapping[str, str], grace_s: float) -> tuple[int, ...]:
@@ -101,8 +103,8 @@ def _wait_until_gone(marks: Mapping[str, str], timeout_s: float) -> tuple[int, .
         time.sleep(_POLL_S)
 
 
-def _become(parent_pid: int, number: int, held: str, argv: list[str]) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [int(word) for word in held.split(",") if word])
+def _become(parent_pid: int, number: int, blocked_signals: str, argv: list[str]) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [int(word) for word in blocked_signals.split(",") if word])
     die_with_parent(number)
     if os.getppid() != parent_pid:  # the parent died before the kernel was set up
         sys.exit(128 + number)
@@ -131,14 +133,14 @@ def vitals_of(pid: int) -> Vitals:
     return Vitals(words[0], int(words[11]) + int(words[12]))
 
 
-def pending_signals(pid: int, held: Iterable[int]) -> tuple[int, ...]:
-    """Returns those of the signals `held` that are pending for process `pid`, which blocks them."""
+def pending_signals(pid: int, blocked_signals: Iterable[int]) -> tuple[int, ...]:
+    """Returns those of the signals `blocked_signals` that are pending for process `pid`, which blocks them."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ()
     mask = next((int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd:")), 0)
-    return tuple(number for number in held if mask >> (number - 1) & 1)
+    return tuple(number for number in blocked_signals if mask >> (number - 1) & 1)
 
 
 def scratch_patterns(variables: Mapping[str, str]) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ class SupervisorState:
             reported its start.
         doing: the worker's last heartbeat; empty before the first.
         preempted: whether it has notified its worker of a preemption; the launcher repeats the signal.
-        told: whether it was asked to end its worker.
+        is_end_requested: whether it was asked to end its worker.
         by: the signal that asked it, if it was not mpirun's.
         orphaned: whether there is no launcher any more.
         kill_s: when the worker is killed if it has not ended.
@@ -134,7 +134,7 @@ class SupervisorState:
     unheard_s: float = 0.0
     doing: Mapping[str, object] = field(default_factory=dict)
     preempted: bool = False
-    told: bool = False
+    is_end_requested: bool = False
     by: int = 0
     orphaned: bool = False
     kill_s: float = float("inf")
@@ -167,14 +167,14 @@ def _react(
     if isinstance(event, PreemptionHeard):
         return replace(state, preempted=True, unheard_s=0.0), () if state.preempted else (TellPreemption(),)
     if isinstance(event, SignalCame):
-        if state.told:
+        if state.is_end_requested:
             return state, ()
         by = 0 if event.number == signal.SIGTERM else event.number
-        return replace(state, told=True, by=by, kill_s=now_s + GRACE_S), (SignalWorker(signal.SIGTERM),)
+        return replace(state, is_end_requested=True, by=by, kill_s=now_s + GRACE_S), (SignalWorker(signal.SIGTERM),)
     if isinstance(event, ReaderGone):
         return _orphan(state)
     if isinstance(event, WorkerEnded):
-        return replace(state, kill_s=float("inf")), _ends(state, event.status)
+        return replace(state, kill_s=float("inf")), _end_worker(state, event.status)
     return state, ()
 
 
@@ -196,13 +196,13 @@ def _look(state: SupervisorState, vitals: Vitals, now_s: float) -> tuple[Supervi
 
 
 def _orphan(state: SupervisorState) -> tuple[SupervisorState, tuple[SupervisorAction, ...]]:
-    return replace(state, orphaned=True, told=True), (SignalWorker(signal.SIGKILL),)
+    return replace(state, orphaned=True, is_end_requested=True), (SignalWorker(signal.SIGKILL),)
 
 
-def _ends(state: SupervisorState, status: int) -> tuple[SupervisorAction, ...]:
+def _end_worker(state: SupervisorState, status: int) -> tuple[SupervisorAction, ...]:
     if state.orphaned:
         return (Leave(128 + signal.SIGKILL, True),)
     if state.by:
         status = -state.by
     leave = Leave(status if status >= 0 else 128 - status, False)
-    return (Tell(Exit(state.rank, status, state.told, state.by)), leave)
+    return (Tell(Exit(state.rank, status, state.is_end_requested, state.by)), leave)

@@ -358,7 +358,7 @@ def _start_server(name: str, environment: Mapping[str, str], output: tuple[int, 
 def _request_bytes(order: WorkerOrder) -> bytes:
     umask = os.umask(0o077)
     os.umask(umask)
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "words": list(order.program),
         "folder": str(Path.cwd()),
         "environment": dict(order.environment),
@@ -367,4 +367,4 @@ def _request_bytes(order: WorkerOrder) -> bytes:
         "umask": umask,
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in _LIMITS},
     }
-    return json.dumps(asked).encode()
+    return json.dumps(request).encode()

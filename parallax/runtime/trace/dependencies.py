@@ -45,15 +45,17 @@ class Dependencies:
     within: Mapping[str, str]
     can_overlap: bool
 
-    def step(self, taken: Mapping[str, TimeOn]) -> StepActivities:
+    def step(self, time_by_activity: Mapping[str, TimeOn]) -> StepActivities:
         """The activities of a step.
 
         Args:
-            taken: by activity; all others take no time.
+            time_by_activity: by activity; all others take no time.
         """
         nothing = TimeOn(0.0, None)
-        activities = [Activity(name, *taken.get(name, nothing), needed) for name, needed in self.needs.items()]
-        activities += [Activity(name, *found) for name, found in taken.items() if name not in self.needs]
+        activities = [
+            Activity(name, *time_by_activity.get(name, nothing), needed) for name, needed in self.needs.items()
+        ]
+        activities += [Activity(name, *found) for name, found in time_by_activity.items() if name not in self.needs]
         return step_of_activities(activities, self.borders)
 
 
@@ -65,20 +67,20 @@ def dependencies_of(view: GraphView, ran: Iterable[str]) -> Dependencies:
         ran: nodes of it. Paths lead through other nodes.
     """
     keys = keys_of(view)
-    kept = _between(view, {node for node in ran if node in view.nodes}, keys)
+    nodes_between = _between(view, {node for node in ran if node in view.nodes}, keys)
     within = {}
     for node, branches in branches_of(view).items():
         loops = [branch.predicate for branch in branches if branch.is_loop]
-        if loops and node in kept:
+        if loops and node in nodes_between:
             within[node] = f"{loops[0]}: loop"
     needs: dict[str, dict[str, None]] = {}
-    for node in kept:
+    for node in nodes_between:
         activity = within.get(node, node)
-        wanted = (within.get(needed, needed) for needed in view.predecessors(node) if needed in kept)
-        needs.setdefault(activity, {}).update(dict.fromkeys(one for one in wanted if one != activity))
-    if any(view.gives_reference(node) for node in kept):
+        dependencies = (within.get(needed, needed) for needed in view.predecessors(node) if needed in nodes_between)
+        needs.setdefault(activity, {}).update(dict.fromkeys(one for one in dependencies if one != activity))
+    if any(view.gives_reference(node) for node in nodes_between):
         return Dependencies({name: tuple(found) for name, found in needs.items()}, (), within, False)
-    borders = _turns({node: found for node, found in keys.items() if node in kept}, within, needs)
+    borders = _turns({node: found for node, found in keys.items() if node in nodes_between}, within, needs)
     return Dependencies({name: tuple(found) for name, found in needs.items()}, borders, within, True)
 
 

@@ -52,13 +52,13 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def __init__(
         self,
-        wish: TraceOptions,
+        options: TraceOptions,
         members: ProcessGroup,
         worker: WorkerContext,
         training: TrainingRuns,
         synchronous: bool,
     ) -> None:
-        self._wish = wish
+        self._options = options
         self._members = members
         self._worker = worker
         self._training = training
@@ -85,7 +85,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Requests a trace if the run is a requested step."""
         self._step = None
         step = None if self.finished else self._training.step
-        if step is None or not self._wish.first <= step <= self._wish.last:
+        if step is None or not self._options.first <= step <= self._options.last:
             return None
         self._step = step
         return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=self._level))
@@ -96,7 +96,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return
         # Parsed later: it takes time, and would delay the next step.
         self._measured.append((self._step, run_values.run_metadata.step_stats))
-        if self._step < self._wish.last:
+        if self._step < self._options.last:
             return
         if not self._synchronous:
             self._write_alone()
@@ -114,12 +114,12 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         barrier(comm)
         self._offsets.append(_measured_offset(comm, self._members.parcel.hosts))
         trace, steps = self._with_others(steps)
-        self._write(rank_file(self._wish.folder, rank), trace_text([trace], steps))
+        self._write(rank_file(self._options.folder, rank), trace_text([trace], steps))
         traces = comm.gather(trace)
         if rank == 0:
-            text = summary(traces, (self._wish.first, self._wish.last))
-            self._write(self._wish.folder / MERGED, trace_text(traces))
-            self._write(self._wish.folder / SUMMARY, text)
+            text = summary(traces, (self._options.first, self._options.last))
+            self._write(self._options.folder / MERGED, trace_text(traces))
+            self._write(self._options.folder / SUMMARY, text)
             show(text)
 
     def _write_alone(self) -> tuple[Step, ...]:
@@ -128,7 +128,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._steps = tuple(read_step(number, stats) for number, stats in self._measured)
             self._measured.clear()
             alone = rank_trace(self._members.rank, self._host, SAME_CLOCK, self._steps, ())
-            self._write(rank_file(self._wish.folder, self._members.rank), trace_text([alone], self._steps))
+            self._write(rank_file(self._options.folder, self._members.rank), trace_text([alone], self._steps))
         return self._steps
 
     def _with_others(self, steps: tuple[Step, ...]) -> tuple[RankTrace, tuple[Step, ...]]:
@@ -137,8 +137,8 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         at_us = steps[0].ops[0].start_us if steps and steps[0].ops else self._offsets[0].at_us
         uncertainty_us = max(offset.uncertainty_us for offset in self._offsets)
         offset = Offset(at_us, offset_at(self._offsets, at_us), uncertainty_us)
-        told = comm.allgather((offset, server_bounds(steps, offset.offset_us)))
-        servers = _server_offsets(parcel.servers, parcel.hosts, *zip(*told, strict=True))
+        offsets_and_bounds = comm.allgather((offset, server_bounds(steps, offset.offset_us)))
+        servers = _server_offsets(parcel.servers, parcel.hosts, *zip(*offsets_and_bounds, strict=True))
         steps = tuple(correct_times(step, self._offsets, servers) for step in steps)
         came = arrivals(steps, self._within_host(), parcel.hosts[rank])
         waited = waits(rank, came, last_arrivals(comm.allgather(came)))
@@ -162,15 +162,15 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 def _measured_offset(comm: Comm, hosts: tuple[int, ...]) -> Offset:
     """The offset between this worker's clock and rank 0's; all workers must call it. A host has one clock."""
     rank = comm.Get_rank()
-    found = SAME_CLOCK
+    offset = SAME_CLOCK
     for other in (r for r, host in enumerate(hosts) if host != hosts[0]):
         if rank == 0:
             for _ in range(_ROUNDS):
                 comm.recv(source=other)
                 comm.send(_now_us(), other)
         elif rank == other:
-            found = best_offset([_ping(comm) for _ in range(_ROUNDS)])
-    return found
+            offset = best_offset([_ping(comm) for _ in range(_ROUNDS)])
+    return offset
 
 
 def _ping(comm: Comm) -> Ping:
@@ -192,15 +192,15 @@ def _server_offsets(
     bounds: tuple[dict[int, Bounds], ...],
 ) -> dict[int, Offset]:
     """The offsets of the servers' clocks: those of a worker on their host, or estimated from messages."""
-    found = {}
+    offset_by_server = {}
     for number, host in enumerate(servers):
         if host in hosts:
-            found[number] = offsets[hosts.index(host)]
+            offset_by_server[number] = offsets[hosts.index(host)]
             continue
         known: Bounds | None = None
         for one in bounds:
             known = both(known, one.get(number, Bounds()))
         offset = offset_between(known) if known is not None else None
         if offset is not None:
-            found[number] = offset
-    return found
+            offset_by_server[number] = offset
+    return offset_by_server

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from parallax.analysis.timing.intervals import Interval, shares
-from parallax.analysis.timing.list_schedule import hidden_frac, listed_alone, listed_overlapping
+from parallax.analysis.timing.list_schedule import hidden_frac, schedule_one_step, schedule_overlapping_steps
 from parallax.analysis.timing.schedule import shortest_alone, shortest_overlapping
 from parallax.graph.view import GraphView
 from parallax.runtime.trace.dependencies import DEVICE, HOST, LINK, Dependencies, TimeOn, dependencies_of
@@ -66,39 +66,41 @@ def step_limits(
     owners = _Owners(view)
     ran = {owner for step in steps for op in step.ops if (owner := owners.of(op.name)) is not None}
     dependencies = dependencies_of(view, ran)
-    found = [_of_step(_TimedOps(owners, dependencies, step, waited, within_host), dependencies) for step in steps]
-    return _mean(found) if found else None
+    limits_by_step = [
+        _of_step(_TimedOps(owners, dependencies, step, waited, within_host), dependencies) for step in steps
+    ]
+    return _mean(limits_by_step) if limits_by_step else None
 
 
 def _of_step(timed: _TimedOps, dependencies: Dependencies) -> StepLimits:
     step = replace(dependencies, needs=timed.kept_needs(dependencies)).step(timed.count_times())
     hidden = hidden_frac(timed.exchanges(), timed.intervals(DEVICE)) or 0.0
-    alone = listed_alone(step).hidden_frac(DEVICE) or 0.0
-    found = StepLimits(timed.step_us, hidden, max(hidden, alone), shortest_alone(step))
+    alone = schedule_one_step(step).hidden_frac(DEVICE) or 0.0
+    limits = StepLimits(timed.step_us, hidden, max(hidden, alone), shortest_alone(step))
     if not dependencies.can_overlap:
-        return found
+        return limits
     overlapping_us = shortest_overlapping(step)
-    overlapping = listed_overlapping(step, overlapping_us).hidden_frac(DEVICE) or 0.0
+    overlapping = schedule_overlapping_steps(step, overlapping_us).hidden_frac(DEVICE) or 0.0
     return replace(
-        found,
-        shortest_us=max(found.shortest_us, overlapping_us),  # sequential steps keep all borders
-        overlapping_frac=max(found.possible_frac, overlapping),
+        limits,
+        shortest_us=max(limits.shortest_us, overlapping_us),  # sequential steps keep all borders
+        overlapping_frac=max(limits.possible_frac, overlapping),
         overlapping_us=overlapping_us,
     )
 
 
-def _mean(found: Sequence[StepLimits]) -> StepLimits:
+def _mean(limits: Sequence[StepLimits]) -> StepLimits:
     def mean(of: Iterable[float | None]) -> float | None:
         known = [one for one in of if one is not None]
         return statistics.fmean(known) if known else None
 
     return StepLimits(
-        statistics.fmean(one.measured_us for one in found),
-        statistics.fmean(one.hidden_frac for one in found),
-        statistics.fmean(one.possible_frac for one in found),
-        statistics.fmean(one.shortest_us for one in found),
-        mean(one.overlapping_frac for one in found),
-        mean(one.overlapping_us for one in found),
+        statistics.fmean(one.measured_us for one in limits),
+        statistics.fmean(one.hidden_frac for one in limits),
+        statistics.fmean(one.possible_frac for one in limits),
+        statistics.fmean(one.shortest_us for one in limits),
+        mean(one.overlapping_frac for one in limits),
+        mean(one.overlapping_us for one in limits),
     )
 
 
@@ -179,10 +181,10 @@ class _TimedOps:
     def kept_needs(self, dependencies: Dependencies) -> Mapping[str, tuple[str, ...]]:
         """The dependencies of each activity, except those that had not ended when it began."""
         over_us: dict[str, float] = {}
-        found = {}
+        remaining = {}
         for name, needs in dependencies.needs.items():
             begin_us = self._begin_us.get(name, float("inf"))
-            found[name] = tuple(one for one in needs if over_us.get(one, 0.0) <= begin_us + _SLACK_US)
-            until_us = max((over_us.get(one, 0.0) for one in found[name]), default=0.0)
+            remaining[name] = tuple(one for one in needs if over_us.get(one, 0.0) <= begin_us + _SLACK_US)
+            until_us = max((over_us.get(one, 0.0) for one in remaining[name]), default=0.0)
             over_us[name] = self._end_us.get(name, until_us)
-        return found
+        return remaining

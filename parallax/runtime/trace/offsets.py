@@ -24,7 +24,7 @@ def server_bounds(steps: Iterable[Step], own_offset_us: float) -> dict[int, Boun
         steps: of one worker; a value that arrived more than once in a step is ignored.
         own_offset_us: of that worker.
     """
-    found: dict[int, Bounds] = {}
+    bounds_by_server: dict[int, Bounds] = {}
     for step in steps:
         made: dict[str, list[tuple[int | None, int]]] = {}
         for op in step.ops:
@@ -35,10 +35,14 @@ def server_bounds(steps: Iterable[Step], own_offset_us: float) -> dict[int, Boun
                 continue
             sender, sent_us = made[op.name][0]
             if sender is None and op.server is not None:
-                found[op.server] = both(found.get(op.server), Bounds(low_us=sent_us + own_offset_us - op.end_us))
+                bounds_by_server[op.server] = both(
+                    bounds_by_server.get(op.server), Bounds(low_us=sent_us + own_offset_us - op.end_us)
+                )
             elif sender is not None and op.server is None:
-                found[sender] = both(found.get(sender), Bounds(high_us=op.end_us + own_offset_us - sent_us))
-    return found
+                bounds_by_server[sender] = both(
+                    bounds_by_server.get(sender), Bounds(high_us=op.end_us + own_offset_us - sent_us)
+                )
+    return bounds_by_server
 
 
 def both(one: Bounds | None, other: Bounds) -> Bounds:

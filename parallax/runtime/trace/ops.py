@@ -98,7 +98,7 @@ class Step:
 
 def read_step(number: int, step_stats: StepStats) -> Step:
     """The step of a RunMetadata's `step_stats`."""
-    found = []
+    ops = []
     for device in step_stats.dev_stats:
         # GPUs report kernels by stream, and all of them once more (never seen: no machine with a GPU).
         if "stream:" in device.device and not device.device.endswith("stream:all"):
@@ -107,8 +107,8 @@ def read_step(number: int, step_stats: StepStats) -> Step:
         for node in device.node_stats:
             one = _op(node, int(server[1]) if server else None)
             if one is not None:
-                found.append(one)
-    return Step(number, tuple(sorted(found, key=lambda op: (op.start_us, op.end_us, op.name))))
+                ops.append(one)
+    return Step(number, tuple(sorted(ops, key=lambda op: (op.start_us, op.end_us, op.name))))
 
 
 def kind_of(name: str, op_type: str) -> str:
@@ -137,10 +137,10 @@ def _op(node: NodeDef, server: int | None) -> Op | None:
 
 def _transfer(label: str, server: int | None, start_us: int, end_us: int) -> Op | None:
     """A value that was received over the network; TensorFlow has its start from the sender's clock."""
-    found = _TRANSFERRED.search(label)
-    if found is None:
+    match = _TRANSFERRED.search(label)
+    if match is None:
         return None
-    name = as_planned(found[1])
+    name = as_planned(match[1])
     kind = kind_of(name, "")
     if kind == COMPUTE:  # a gradient sent to a server, or a server's result
         kind = PUSH if server is not None else PULL

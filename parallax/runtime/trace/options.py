@@ -35,8 +35,8 @@ def trace_steps(text: str) -> tuple[int, int]:
     Raises:
         ConfigError: when the text is neither.
     """
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if last < first:
         raise ConfigError(
             f"--trace-steps must be A-B, the first and last step counted from 0, got {text!r}. For example 10-14, or "

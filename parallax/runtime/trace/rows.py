@@ -84,12 +84,12 @@ class RankTrace:
     limits: StepLimits | None = None
 
 
-def correct_times(step: Step, own: Sequence[Offset], servers: dict[int, Offset]) -> Step:
+def correct_times(step: Step, offsets: Sequence[Offset], servers: dict[int, Offset]) -> Step:
     """A step with all times on rank 0's clock; the times of a server that is not in `servers` are unchanged."""
 
     def shift(op: Op) -> Op:
         if op.server is None:
-            by_us = offset_at(own, op.start_us)
+            by_us = offset_at(offsets, op.start_us)
         else:
             by_us = servers.get(op.server, SAME_CLOCK).offset_us
         return replace(op, start_us=round(op.start_us + by_us), end_us=round(op.end_us + by_us))
@@ -130,14 +130,14 @@ def rank_trace(
 
 def lanes(ops: Iterable[Op]) -> list[list[Op]]:
     """Distributes ops over as few rows as possible, so that ops of a row do not overlap."""
-    found: list[list[Op]] = []
+    op_lanes: list[list[Op]] = []
     for op in sorted(ops, key=lambda op: (op.start_us, op.end_us, op.name)):
-        free = next((lane for lane in found if lane[-1].end_us <= op.start_us), None)
+        free = next((lane for lane in op_lanes if lane[-1].end_us <= op.start_us), None)
         if free is None:
-            found.append([op])
+            op_lanes.append([op])
         else:
             free.append(op)
-    return found
+    return op_lanes
 
 
 def _intervals(step: Step, waited: Sequence[Wait]) -> dict[str, list[Interval]]:

@@ -33,24 +33,24 @@ def slowest(traces: Sequence[RankTrace]) -> Slowest | None:
     others = len(traces) - 1
     busy = {t.rank: union((s.start_us, s.end_us) for s in t.spans if s.row == COMPUTE) for t in traces}
     in_the_end = causes({trace.rank: trace.waits for trace in traces}, busy)
-    found: Slowest | None = None
+    slowest_rank: Slowest | None = None
     for candidate in sorted(trace.rank for trace in traces):
         total_us = sum(length((c.start_us, c.end_us) for c in by if c.whom == candidate) for by in in_the_end)
-        if total_us > 0 and total_us / (steps * others) > (found.waited_us if found else 0.0):
-            found = Slowest(candidate, total_us / (steps * others))
-    return found
+        if total_us > 0 and total_us / (steps * others) > (slowest_rank.waited_us if slowest_rank else 0.0):
+            slowest_rank = Slowest(candidate, total_us / (steps * others))
+    return slowest_rank
 
 
-def summary(traces: Sequence[RankTrace], asked: tuple[int, int]) -> str:
+def summary(traces: Sequence[RankTrace], requested: tuple[int, int]) -> str:
     """The text of `summary.txt`.
 
     Args:
         traces: of all ranks, by rank.
-        asked: the first and last requested step.
+        requested: the first and last requested step.
     """
     numbers = sorted({step.number for trace in traces for step in trace.steps})
     if not numbers:
-        return f"No step was traced: there were fewer runs that train than {asked[0] + 1}. See --trace-steps.\n"
+        return f"No step was traced: there were fewer runs that train than {requested[0] + 1}. See --trace-steps.\n"
     which = f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}"
     lines = [f"Trace of {which}: ms in a step, the mean of {len(numbers)}", *_table(traces)]
     lines.append("Kinds of work run in parallel, so that they do not add up to the step. Clocks are rank 0's;")

@@ -60,7 +60,7 @@ def arrivals(steps: Iterable[Step], within_host: frozenset[str], host: int) -> d
         within_host: names of the collectives between the workers of a host.
         host: the rank's.
     """
-    found: dict[Rendezvous, Arrival] = {}
+    arrival_by_rendezvous: dict[Rendezvous, Arrival] = {}
     for step in steps:
         times: dict[str, int] = {}
         for op in step.ops:
@@ -69,29 +69,29 @@ def arrivals(steps: Iterable[Step], within_host: frozenset[str], host: int) -> d
             time = times.get(op.name, 0)
             times[op.name] = time + 1
             meeting = Rendezvous(step.number, op.name, time, host if op.name in within_host else -1)
-            found[meeting] = Arrival(op.start_us, op.end_us if op.type in COLLECTIVES else float("inf"))
-    return found
+            arrival_by_rendezvous[meeting] = Arrival(op.start_us, op.end_us if op.type in COLLECTIVES else float("inf"))
+    return arrival_by_rendezvous
 
 
 def last_arrivals(by_rank: Sequence[Mapping[Rendezvous, Arrival]]) -> dict[Rendezvous, tuple[float, int]]:
     """For each rendezvous the time of the last arrival, and its rank."""
-    found: dict[Rendezvous, tuple[float, int]] = {}
+    last_by_rendezvous: dict[Rendezvous, tuple[float, int]] = {}
     for rank, came in enumerate(by_rank):
         for meeting, arrival in came.items():
-            if meeting not in found or arrival.start_us > found[meeting][0]:
-                found[meeting] = (arrival.start_us, rank)
-    return found
+            if meeting not in last_by_rendezvous or arrival.start_us > last_by_rendezvous[meeting][0]:
+                last_by_rendezvous[meeting] = (arrival.start_us, rank)
+    return last_by_rendezvous
 
 
-def waits(rank: int, own: Mapping[Rendezvous, Arrival], last: Mapping[Rendezvous, tuple[float, int]]) -> list[Wait]:
+def waits(rank: int, local: Mapping[Rendezvous, Arrival], last: Mapping[Rendezvous, tuple[float, int]]) -> list[Wait]:
     """The waits of one rank at its rendezvous."""
-    found = []
-    for meeting, arrival in own.items():
+    wait_list = []
+    for meeting, arrival in local.items():
         came_us, whom = last[meeting]
         until_us = min(came_us, arrival.end_us)
         if whom != rank and until_us > arrival.start_us:
-            found.append(Wait(meeting, arrival.start_us, until_us, whom))
-    return found
+            wait_list.append(Wait(meeting, arrival.start_us, until_us, whom))
+    return wait_list
 
 
 class Cause(NamedTuple):
@@ -122,30 +122,30 @@ def causes(
 
 def _idle(waited: Sequence[Wait], busy: Sequence[tuple[float, float]]) -> list[Cause]:
     """The parts of a rank's waits without computing, in sequence; of two concurrent waits the earlier."""
-    found: list[Cause] = []
+    idle_causes: list[Cause] = []
     taken_us = float("-inf")
     for wait in sorted(waited, key=lambda wait: (wait.start_us, wait.end_us, wait.whom)):
         at_us = max(wait.start_us, taken_us)
         for start_us, end_us in [*busy, (wait.end_us, wait.end_us)]:
             if start_us > at_us and at_us < wait.end_us:
-                found.append(Cause(at_us, min(start_us, wait.end_us), wait.whom))
+                idle_causes.append(Cause(at_us, min(start_us, wait.end_us), wait.whom))
             at_us = max(at_us, end_us)
         taken_us = max(taken_us, wait.end_us)
-    return found
+    return idle_causes
 
 
 def _passed_on(cause: Cause, idle: Mapping[int, Sequence[Cause]], seen: set[int]) -> list[Cause]:
     """Replaces the parts of a cause in which that rank itself waited by their causes; never by a `seen` rank."""
-    found: list[Cause] = []
+    passed_causes: list[Cause] = []
     at_us = cause.start_us
     for deeper in idle[cause.whom]:
         start_us, end_us = max(deeper.start_us, at_us), min(deeper.end_us, cause.end_us)
         if end_us <= start_us or deeper.whom in seen:
             continue
         if start_us > at_us:
-            found.append(Cause(at_us, start_us, cause.whom))
-        found += _passed_on(Cause(start_us, end_us, deeper.whom), idle, seen | {cause.whom})
+            passed_causes.append(Cause(at_us, start_us, cause.whom))
+        passed_causes += _passed_on(Cause(start_us, end_us, deeper.whom), idle, seen | {cause.whom})
         at_us = end_us
     if cause.end_us > at_us:
-        found.append(Cause(at_us, cause.end_us, cause.whom))
-    return found
+        passed_causes.append(Cause(at_us, cause.end_us, cause.whom))
+    return passed_causes

@@ -23,7 +23,7 @@ from parallax.base.types import Graph, RunArgs, RunContext, RunValues, Value
 from parallax.plans.plan import Plan
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
 from parallax.runtime.verify.claims import Claims, find_watched
-from parallax.runtime.verify.draws import kept_draws
+from parallax.runtime.verify.draws import read_draws
 from parallax.runtime.worker.session.run_context import TrainingRuns
 
 v1 = tf.compat.v1
@@ -106,7 +106,7 @@ def groups_of(
         sizes: of each tensor with a claim, in bytes, on the global batch.
         limit_bytes: of one step.
     """
-    claimed = [tensor for tensor in tensors if claims.said(tensor)]
+    claimed = [tensor for tensor in tensors if claims.describe(tensor)]
     groups: list[list[str]] = []
     room, too_large = 0, []
     for tensor in claimed:
@@ -122,7 +122,7 @@ def groups_of(
     return ClaimGroups(tuple(map(tuple, groups)), tuple(too_large), len(tensors) - len(claimed))
 
 
-def keep_claims(walk: Walk, folder: Path, fetch: str, sizes: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
+def save_claims(walk: Walk, folder: Path, fetch: str, sizes: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
     """Saves for both sides the tensors that are checked in each step.
 
     Args:
@@ -132,12 +132,12 @@ def keep_claims(walk: Walk, folder: Path, fetch: str, sizes: Callable[[Sequence[
         sizes: returns the bytes of tensors, on the global batch.
     """
     claims, tensors = Claims(walk), find_watched(walk.view, fetch)
-    needed = dict.fromkeys(name for tensor in tensors if claims.said(tensor) for name in claims.needs(tensor))
+    needed = dict.fromkeys(name for tensor in tensors if claims.describe(tensor) for name in claims.needs(tensor))
     groups = groups_of(claims, tensors, sizes(list(needed)))
-    replace(groups, has_layouts=walk.known.layouts is not None).write(folder)
+    replace(groups, has_layouts=walk.facts.layouts is not None).write(folder)
 
 
-class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+class SavedTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Fetches tensors along with a step, and saves their values: claims, and random draws; every worker has one.
 
     Args:
@@ -150,11 +150,11 @@ class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._folder = folder
         self._rank = rank
         self._training = training
-        self._drawn = kept_draws(folder)
+        self._draws = read_draws(folder)
         self._groups = ClaimGroups.read(folder) if (folder / GROUPS_FILE).exists() else ClaimGroups()
-        self.finished = not self._drawn and not self._groups.groups
+        self.finished = not self._draws and not self._groups.groups
         self._step: int | None = None
-        self._asked: list[str] = []
+        self._requested: list[str] = []
 
     def before_run(self, run_context: RunContext) -> RunArgs:
         """Adds fetches of those tensors that this worker's graph has, which may be one stage's."""
@@ -162,15 +162,15 @@ class KeptTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self._step is None:
             return None
         graph = run_context.session.graph
-        wanted = dict.fromkeys([*self._groups.of(self._step), *self._drawn])
-        self._asked = [tensor for tensor in wanted if _is_in(graph, tensor)]
-        return v1.train.SessionRunArgs(self._asked)
+        fetches = dict.fromkeys([*self._groups.of(self._step), *self._draws])
+        self._requested = [tensor for tensor in fetches if _is_in(graph, tensor)]
+        return v1.train.SessionRunArgs(self._requested)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Saves the fetched values."""
         if self._step is not None:
             file = KEPT_FILE.format(rank=self._rank, step=self._step)
-            save(self._folder / file, dict(zip(self._asked, run_values.results, strict=True)))
+            save(self._folder / file, dict(zip(self._requested, run_values.results, strict=True)))
 
 
 def _is_in(graph: Graph, tensor: str) -> bool:

@@ -59,29 +59,29 @@ class Claim:
     Attributes:
         tensor: its subject.
         op: the tensor's op type.
-        said: the claim.
-        seen: how far the workers are from it.
+        statement: the claim.
+        observed: how far the workers are from it.
     """
 
     tensor: str
     op: str
-    said: str
-    seen: str
+    statement: str
+    observed: str
 
     def __str__(self) -> str:
-        return f"{self.op} {self.tensor!r} is said to be {self.said}, and {self.seen}"
+        return f"{self.op} {self.tensor!r} is said to be {self.statement}, and {self.observed}"
 
 
-class TriedClaim(NamedTuple):
+class CheckedClaim(NamedTuple):
     """A checked claim: its text, and how far the workers are from it, relative to the tensor's size."""
 
-    said: str
+    statement: str
     gap: float
 
 
 def find_watched(view: GraphView, op: str) -> tuple[str, ...]:
     """The tensors between batch and update that can be fetched together with the update, in topological order."""
-    found: list[str] = []
+    watched: list[str] = []
     needed, branches, fleeting = view.ancestors([op]), branches_of(view), set[str]()
     for node in view.topological_order():
         shares = view.op(node) in _SHARES and any(split_tensor(t)[0] in fleeting for t in view.inputs(node))
@@ -92,8 +92,8 @@ def find_watched(view: GraphView, op: str) -> tuple[str, ...]:
         for tensor in view.outputs(node):
             dtype = tf.as_dtype(view.dtype(tensor))
             if dtype.is_floating or dtype.is_integer or dtype.is_bool:
-                found.append(tensor)
-    return tuple(found)
+                watched.append(tensor)
+    return tuple(watched)
 
 
 class Claims:
@@ -106,14 +106,14 @@ class Claims:
         self._layouts = _find_layouts(walk)
         merges = walk.merges.values()
         edges = [e for m in merges for e in m.indices]
-        edges += [e for m in merges if m.part not in walk.assumed.table_of for e in m.values]
-        self._unordered = _behind(walk.view, {edge.node for edge in edges})
+        edges += [e for m in merges if m.part not in walk.assumptions.table_of for e in m.values]
+        self._unordered = _find_descendants(walk.view, {edge.node for edge in edges})
 
     def op(self, tensor: str) -> str:
         """The type of the op that computes a tensor."""
         return self._walk.view.op(split_tensor(tensor)[0])
 
-    def said(self, tensor: str) -> str:
+    def describe(self, tensor: str) -> str:
         """The claim about a tensor; empty if there is none."""
         node, state = split_tensor(tensor)[0], self._walk.states.get(tensor)
         if node in self._unordered:
@@ -136,47 +136,51 @@ class Claims:
         one = self._reductions.get(tensor)
         return (tensor, one.weight) if one is not None and one.weight else (tensor,)
 
-    def try_claim(self, tensor: str, value: Value, found: Sequence[Values]) -> TriedClaim | None:
+    def check_claim(self, tensor: str, value: Value, by_worker: Sequence[Values]) -> CheckedClaim | None:
         """Checks the claim about a tensor; None if there is none, or some worker does not have it.
 
         Args:
             tensor: of the graph.
             value: the one process's.
-            found: each worker's; of one worker, if the claim is about the full tensor.
+            by_worker: each worker's; of one worker, if the claim is about the full tensor.
         """
-        said = self.said(tensor)
-        if not said or not all(name in values for values in found for name in self.needs(tensor)):
+        statement = self.describe(tensor)
+        if not statement or not all(name in values for values in by_worker for name in self.needs(tensor)):
             return None
-        gap = self._gap(tensor, said, np.asarray(value), [np.asarray(values[tensor]) for values in found], found)
-        return None if gap is None else TriedClaim(said, gap)
+        gap = self._gap(
+            tensor, statement, np.asarray(value), [np.asarray(values[tensor]) for values in by_worker], by_worker
+        )
+        return None if gap is None else CheckedClaim(statement, gap)
 
-    def _gap(self, tensor: str, said: str, value: Array, parts: list[Array], found: Sequence[Values]) -> float | None:
+    def _gap(
+        self, tensor: str, statement: str, value: Array, parts: list[Array], by_worker: Sequence[Values]
+    ) -> float | None:
         """How far parts are from the claim about them; None if rows are not numeric."""
         layout = self._layouts.get(tensor)
-        if said == PIECE and isinstance(layout, Sharded):
+        if statement == PIECE and isinstance(layout, Sharded):
             return _relative(np.concatenate(parts, layout.axis), value)
-        if isinstance(layout, Partial) and said == _claim_of(layout):
+        if isinstance(layout, Partial) and statement == _claim_of(layout):
             return _relative(_PUT_TOGETHER[layout.kind](parts, None), value) if _are_alike([value, *parts]) else None
         if tensor in self._reductions:
             one = self._reductions[tensor]
-            weights = [len(values[one.weight]) for values in found] if one.kind == "rows_mean" else None
+            weights = [len(values[one.weight]) for values in by_worker] if one.kind == "rows_mean" else None
             whole = _PUT_TOGETHER[one.kind](parts, weights) if _are_alike([value, *parts]) else None
             return _relative(whole, value)
-        if said == GRADIENT:
+        if statement == GRADIENT:
             sums = [part.sum(0) / len(parts) for part in parts]
             return _relative(sum(sums), value.sum(0), np.abs(value).sum(0))
-        if said == SAME or (said == OWNED and len(parts) == 1):
+        if statement == SAME or (statement == OWNED and len(parts) == 1):
             return max(_relative(part, value) for part in parts)
-        if not value.ndim or (said != OWNED and not np.issubdtype(value.dtype, np.floating)):
+        if not value.ndim or (statement != OWNED and not np.issubdtype(value.dtype, np.floating)):
             return None
-        if said == OWNED:
+        if statement == OWNED:
             return self._gap_of_owners(tensor, value, parts)
         of_sums = _relative(sum(part.sum(0) for part in parts), value.sum(0), np.abs(value).sum(0))
         of_squares = _relative(sum((part**2).sum(0) for part in parts), (value**2).sum(0))
         return max(of_sums, of_squares)
 
     def _gap_of_owners(self, tensor: str, value: Array, parts: list[Array]) -> float:
-        ownership = self._walk.known.tables[self._walk.states[tensor].of].ownership(len(parts))
+        ownership = self._walk.facts.tables[self._walk.states[tensor].of].ownership(len(parts))
         rows = [[ownership.row(rank, local) for local in range(len(part))] for rank, part in enumerate(parts)]
         if sum(map(len, rows)) != len(value):
             return float("inf")
@@ -188,16 +192,16 @@ _UP_TO_GRADIENTS = ("same", "batch", "local", "mean")
 
 def _find_layouts(walk: Walk) -> dict[str, Layout]:
     """The layouts of the workers' tensors, if the graph has layouts: before means are weighted and sums are reduced."""
-    layouts = walk.known.layouts
+    layouts = walk.facts.layouts
     if layouts is None:
         return {}
-    found: dict[str, Layout] = {tensor: fact.layout for tensor, fact in layouts.facts.items()}
+    layout_by_tensor: dict[str, Layout] = {tensor: fact.layout for tensor, fact in layouts.facts.items()}
     for change in layouts.rewrites.changes:
-        if found.get(change.tensor) == change.after:
-            found[change.tensor] = change.before
+        if layout_by_tensor.get(change.tensor) == change.after:
+            layout_by_tensor[change.tensor] = change.before
     for node in (*(one.node for one in layouts.rewrites.means), *(one.node for one in layouts.rewrites.ranges)):
-        found[f"{node}:0"] = LengthValue()
-    return found
+        layout_by_tensor[f"{node}:0"] = LengthValue()
+    return layout_by_tensor
 
 
 def _claim_of(layout: Layout) -> str:
@@ -209,32 +213,32 @@ def _claim_of(layout: Layout) -> str:
     return SAME if isinstance(layout, Replicated) else ""
 
 
-def false_claim(claims: Claims, tensor: str, tried: TriedClaim) -> Claim:
+def false_claim(claims: Claims, tensor: str, checked: CheckedClaim) -> Claim:
     """The report of a checked claim that is false."""
-    return Claim(tensor, claims.op(tensor), tried.said, f"is off by {tried.gap:.2g} of its size")
+    return Claim(tensor, claims.op(tensor), checked.statement, f"is off by {checked.gap:.2g} of its size")
 
 
-def _behind(view: GraphView, nodes: set[str]) -> set[str]:
+def _find_descendants(view: GraphView, nodes: set[str]) -> set[str]:
     """Some nodes, and their descendants."""
-    found = set(nodes)
+    descendants = set(nodes)
     for node in view.topological_order():
-        if any(split_tensor(tensor)[0] in found for tensor in view.inputs(node)):
-            found.add(node)
-    return found
+        if any(split_tensor(tensor)[0] in descendants for tensor in view.inputs(node)):
+            descendants.add(node)
+    return descendants
 
 
 def _are_alike(values: Sequence[Array]) -> bool:
     return len({value.shape for value in values}) == 1
 
 
-def _relative(found: Any, expected: Any, size: Any = None) -> float:
-    if found is None or np.shape(found) != np.shape(expected):
+def _relative(received: Any, expected: Any, size: Any = None) -> float:
+    if received is None or np.shape(received) != np.shape(expected):
         return float("inf")
-    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    if np.array_equal(found, expected, equal_nan=True):
+    received, expected = np.asarray(received, np.float64), np.asarray(expected, np.float64)
+    if np.array_equal(received, expected, equal_nan=True):
         return 0.0
     scale = float(np.max(np.abs(expected if size is None else size), initial=0.0))
-    gap = float(np.max(np.abs(found - expected)))
+    gap = float(np.max(np.abs(received - expected)))
     return gap / scale if scale else gap
 
 

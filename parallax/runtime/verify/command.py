@@ -18,8 +18,8 @@ from parallax.plans.plan import Plan
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.supervisor.sealed_files import read_file_value
-from parallax.runtime.verify.claim_records import PLAN_FILE, keep_claims, walk_of
-from parallax.runtime.verify.draws import draws_of, hidden_text, keep_draws
+from parallax.runtime.verify.claim_records import PLAN_FILE, save_claims, walk_of
+from parallax.runtime.verify.draws import draws_of, hidden_text, save_draws
 from parallax.runtime.verify.sides import (
     AFTER_FILE,
     BEFORE_FILE,
@@ -30,7 +30,7 @@ from parallax.runtime.verify.sides import (
     margin_of,
     tolerance_of,
 )
-from parallax.runtime.verify.single import OneProcess, check_fits, joined_batch
+from parallax.runtime.verify.single import OneProcess, check_fits, concatenate_batches
 from parallax.runtime.verify.table import status, table_text, verdict_text
 from parallax.runtime.verify.trials import Trials
 from parallax.runtime.verify.verdicts import OTHERS, OWN, ArrayPair, judge, measure
@@ -38,20 +38,20 @@ from parallax.runtime.worker.session.feeds import named_batch, train_op
 from parallax.settings.environment import Role, Settings, environment_with
 
 
-def check_feeds(graph: Graph, num_replicas: int, wanted: Settings) -> None:
+def check_feeds(graph: Graph, num_replicas: int, requested: Settings) -> None:
     """Refuses, before anything is started, feeds and a fetch that the graph lacks, or that cannot be concatenated.
 
     Raises:
         ConfigError: says which.
         GraphError: the graph cannot be fed the global batch.
     """
-    feeds = feeds_of(graph, train_op(graph, wanted.fetch), wanted)
-    batch = joined_batch([named_batch(graph, feeds(0, rank, num_replicas)) for rank in range(num_replicas)])
-    if wanted.joined_args is None:
+    feeds = feeds_of(graph, train_op(graph, requested.fetch), requested)
+    batch = concatenate_batches([named_batch(graph, feeds(0, rank, num_replicas)) for rank in range(num_replicas)])
+    if requested.joined_args is None:
         check_fits(graph, batch)
 
 
-def prepare(graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, wanted: Settings) -> list[str]:
+def prepare(graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, requested: Settings) -> list[str]:
     """Saves for both sides the plan, the random draws of steps, and the claims that are checked in each step.
 
     Args:
@@ -59,25 +59,25 @@ def prepare(graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, wan
         analysed: the same.
         plan: of the job.
         folder: of the job.
-        wanted: feeds, fetch and seed.
+        requested: feeds, fetch and seed.
 
     Returns:
         Random ops whose draws the one process cannot be fed from the workers.
     """
-    fetch, walk = train_op(graph, wanted.fetch), walk_of(analysed, plan)
+    fetch, walk = train_op(graph, requested.fetch), walk_of(analysed, plan)
     op = fetch.name.split(":")[0]
-    drawn, hidden = draws_of(walk, op)
-    keep_draws(folder, drawn)
+    random_tensors, hidden = draws_of(walk, op)
+    save_draws(folder, random_tensors)
     (folder / PLAN_FILE).write_text(plan.to_json())
-    if wanted.claims:
-        feeds, size = feeds_of(graph, fetch, wanted), plan.num_replicas
-        batch = joined_batch([named_batch(graph, feeds(0, rank, size)) for rank in range(size)])
-        one = OneProcess(graph, analysed, batch, wanted.seed or 1, wanted.compute_dtype, inlined=True)
-        keep_claims(walk, folder, op, lambda tensors: one.sizes(tensors, batch))
+    if requested.claims:
+        feeds, size = feeds_of(graph, fetch, requested), plan.num_replicas
+        batch = concatenate_batches([named_batch(graph, feeds(0, rank, size)) for rank in range(size)])
+        one = OneProcess(graph, analysed, batch, requested.seed or 1, requested.compute_dtype, inlined=True)
+        save_claims(walk, folder, op, lambda tensors: one.sizes(tensors, batch))
     return hidden
 
 
-def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], wanted: Settings) -> int:
+def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], requested: Settings) -> int:
     """Runs both sides and prints the verdict of every variable and slot (verdicts.py describes the rule).
 
     Args:
@@ -85,25 +85,25 @@ def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], want
         plan: of its graph.
         folder: in which both sides save their variables.
         hidden: random ops whose draws the one process cannot be fed from the workers.
-        wanted: steps, feeds, tolerance and seed.
+        requested: steps, feeds, tolerance and seed.
 
     Returns:
         0 when all are equal or noise and no claim is false, else 1; or the status of the side that failed.
     """
     terms = {"accumulate_steps": plan.accumulate_steps, "wire_dtype": plan.wire_dtype}
-    failed = launch(job).status or _start_single(job, folder, replace(wanted, workers=plan.num_replicas, **terms))  # type: ignore[arg-type]
+    failed = launch(job).status or _start_single(job, folder, replace(requested, workers=plan.num_replicas, **terms))  # type: ignore[arg-type]
     if failed:
         return failed
     noise, kinds = read_file_value(folder / NOISE_FILE, tuple[dict[str, float], dict[str, str]])
     if plan.accumulate_steps == 1:  # per-batch writes differ from those of the global batch
         kinds |= {v.name: OTHERS for v in plan.variables if v.cls == VariableClass.UNTRAINED}
     measured = _measure(folder, plan.num_replicas, noise, kinds)
-    judged = judge(measured, tolerance_of(plan, wanted), margin_of(plan, wanted))
-    own = [name for name in noise if kinds.get(name) == OWN]
-    text = table_text(judged, own)
-    text += verdict_text(judged, job.num_workers, wanted.steps or STEPS, tolerance_of(plan, wanted))
+    judged = judge(measured, tolerance_of(plan, requested), margin_of(plan, requested))
+    local_names = [name for name in noise if kinds.get(name) == OWN]
+    text = table_text(judged, local_names)
+    text += verdict_text(judged, job.num_workers, requested.steps or STEPS, tolerance_of(plan, requested))
     text += hidden_text(hidden) if hidden and status(judged) else ""
-    trials = Trials.read(folder) if wanted.claims else None
+    trials = Trials.read(folder) if requested.claims else None
     sys.stdout.write(text if trials is None else f"{text}{trials.text()}")
     sys.stdout.flush()
     return 1 if trials is not None and trials.false else status(judged)
@@ -123,11 +123,11 @@ def _measure(folder: Path, size: int, noise: dict[str, float], kinds: dict[str, 
             yield measure(name, kind, before[name], after[name], noise[name], found)
 
 
-def _start_single(job: Job, folder: Path, wanted: Settings) -> int:
+def _start_single(job: Job, folder: Path, requested: Settings) -> int:
     """Runs the one process and returns its exit status."""
     script = job.program[2:]  # -m parallax.runtime.worker.main
-    arguments = script if wanted.joined_args is None else (*_program(script), *wanted.joined_args.split("\n"))
-    mine = replace(wanted, role=Role.VERIFY_SINGLE, job_folder=str(folder), resource=None)
+    arguments = script if requested.joined_args is None else (*_program(script), *requested.joined_args.split("\n"))
+    mine = replace(requested, role=Role.VERIFY_SINGLE, job_folder=str(folder), resource=None)
     argv: list[str] = [sys.executable, "-m", "parallax.runtime.worker.script", *arguments]
     return subprocess.run(argv, env=environment_with(mine, dict(job.environment)), check=False).returncode
 

@@ -43,25 +43,25 @@ def draws_of(walk: Walk, fetch: str) -> tuple[list[str], list[str]]:
         hidden += [op for op in map(functions.differing_op, functions.of_node(view.nodes[node])) if op]
         if not is_random(op):
             continue
-        own = [t for t in view.outputs(node) if t not in walk.states or walk.states[t].kind != "same"]
-        if own and branches[node]:
+        local_draws = [t for t in view.outputs(node) if t not in walk.states or walk.states[t].kind != "same"]
+        if local_draws and branches[node]:
             hidden.append(node)
         else:
-            tensors += own
+            tensors += local_draws
     return tensors, hidden
 
 
-def keep_draws(folder: Path, tensors: Sequence[str]) -> None:
+def save_draws(folder: Path, tensors: Sequence[str]) -> None:
     """Saves the names of drawn tensors for both sides."""
     write_value(folder / DRAWS_FILE, list(tensors))
 
 
-def kept_draws(folder: Path) -> list[str]:
-    """Reads the names that `keep_draws` has saved."""
+def read_draws(folder: Path) -> list[str]:
+    """Reads the names that `save_draws` has saved."""
     return read_file_value(folder / DRAWS_FILE, list[str])
 
 
-def joined_draws(files: Iterable[Sequence[Path]], shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
+def concatenate_draws(files: Iterable[Sequence[Path]], shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
     """Concatenates the workers' draws for the rows of one global batch.
 
     Args:
@@ -72,17 +72,17 @@ def joined_draws(files: Iterable[Sequence[Path]], shapes: dict[str, tuple[int, .
         Those that concatenate to the shape of the one process's; others are drawn equally on all sides, or cannot be
         concatenated.
     """
-    found = {}
+    draws_by_tensor = {}
     with ExitStack() as stack:
         parts = [ChainMap(*(stack.enter_context(np.load(file)) for file in of_rows)) for of_rows in files]
         for tensor, shape in shapes.items():
             if not all(tensor in part for part in parts):
                 continue
-            drawn = [part[tensor] for part in parts]
-            axis = _axis([value.shape for value in drawn], shape)
+            draws_of_workers = [part[tensor] for part in parts]
+            axis = _axis([value.shape for value in draws_of_workers], shape)
             if axis is not None:
-                found[tensor] = np.concatenate(drawn, axis)
-    return found
+                draws_by_tensor[tensor] = np.concatenate(draws_of_workers, axis)
+    return draws_by_tensor
 
 
 def _axis(parts: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | None:

@@ -20,7 +20,7 @@ from parallax.base.types import Value
 from parallax.plans.plan import Plan
 from parallax.report.show import show
 from parallax.runtime.verify.sides import digest, margin_of, rounding_of, tolerance_of
-from parallax.runtime.verify.single import OneProcess, Values, joined_batch, variables_of
+from parallax.runtime.verify.single import OneProcess, Values, concatenate_batches, variables_of
 from parallax.runtime.verify.table import is_wrong, table_text, verdict_text
 from parallax.runtime.verify.verdicts import OTHERS, OWN, ArrayVerdict, judge, measure
 from parallax.runtime.worker.barrier import barrier
@@ -44,9 +44,9 @@ def check_comparable(analysed: AnalysedGraph, plan: Plan) -> None:
     instead = "`parallax verify` draws equal numbers and batches on both sides; or leave --verify-first out."
     if not plan.synchronous:
         raise ConfigError("--verify-first needs synchronous training, but this job has sync=False.")
-    if drawn := random_ops(view, step):
+    if draws := random_ops(view, step):
         raise ConfigError(
-            f"--verify-first repeats steps in one process, but a step has random ops ({', '.join(drawn[:_SHOWN])}), "
+            f"--verify-first repeats steps in one process, but a step has random ops ({', '.join(draws[:_SHOWN])}), "
             f"for which each worker draws its own numbers. {instead}"
         )
     if batches := data_ops(view, step):
@@ -66,11 +66,11 @@ class VerifiedSteps:
         wanted: tolerance and element type of products.
     """
 
-    def __init__(self, count: int, worker: WorkerContext, members: ProcessGroup, wanted: Settings) -> None:
+    def __init__(self, count: int, worker: WorkerContext, members: ProcessGroup, requested: Settings) -> None:
         self._left = self._count = count
         self._worker = worker
         self._members = members
-        self._wanted = replace(wanted, steps=1)
+        self._requested = replace(requested, steps=1)
         updates = training_updates(worker.analysed.captured, worker.analysed.sources)
         self._training = TrainingRuns(worker, updates)
         self._variables = variables_of(worker.graph)
@@ -89,8 +89,10 @@ class VerifiedSteps:
         if not self._fetches:
             return
         with self._worker.watch.run(_TOLD, "verify first, before"):
-            kept = self._worker.accumulation
-            if kept.pending == kept.steps - 1:  # the updating run, with all values that the script has assigned by then
+            accumulation = self._worker.accumulation
+            if (
+                accumulation.pending == accumulation.steps - 1
+            ):  # the updating run, with all values that the script has assigned by then
                 self._before = self._values()
             feeds = {name: np.asarray(value) for name, value in request.feeds.items()}
             of_all = self._members.workers.gather(feeds, root=0) or []
@@ -116,8 +118,8 @@ class VerifiedSteps:
         self._batches = []
 
     def _values(self) -> Values:
-        found: Values = PlainSession(self._worker).run(dict(self._variables))
-        return found
+        values: Values = PlainSession(self._worker).run(dict(self._variables))
+        return values
 
     def _copies(self, values: Values) -> list[Values]:
         """Every worker's values, on worker 0; a copy with the same bits as worker 0's is worker 0's."""
@@ -132,20 +134,20 @@ class VerifiedSteps:
         plan, step = self._worker.plan, self._count - self._left + 1
         if plan is None:
             return
-        batch = joined_batch(self._batches)
-        seed, dtype = self._members.parcel.seed, self._wanted.compute_dtype
+        batch = concatenate_batches(self._batches)
+        seed, dtype = self._members.parcel.seed, self._requested.compute_dtype
         one = OneProcess(self._worker.graph, self._worker.analysed, batch, seed, dtype)
         runs = one.run(self._fetches, [batch], self._before)
         noise = one.noise(self._fetches, [batch], runs, rounding_of(plan.wire_dtype, dtype), self._before)
         judged = self._judge(one, runs, noise, copies, plan)
-        own = [name for name in runs[0] if one.kinds.get(name) == OWN]
-        verdict = verdict_text(judged, len(copies), 1, tolerance_of(plan, self._wanted))
+        local_names = [name for name in runs[0] if one.kinds.get(name) == OWN]
+        verdict = verdict_text(judged, len(copies), 1, tolerance_of(plan, self._requested))
         if any(is_wrong(one) for one in judged):
             raise GraphError(
                 f"In step {step} of this job the workers did not train what one process trains on all their batches "
                 "together. A loss must be a mean over the batch, and the batches of the workers must have the same "
                 "size; `parallax check` shows what is suspicious, `parallax verify --claims` the first wrong op.\n"
-                f"{table_text(judged, own)}{verdict.rstrip()}"
+                f"{table_text(judged, local_names)}{verdict.rstrip()}"
             )
         show(f"Step {step} of {self._count} that are verified: {verdict}")
 
@@ -158,4 +160,4 @@ class VerifiedSteps:
             if kind != OWN:
                 found = [copy[name] for copy in copies]
                 measured.append(measure(name, kind, runs[0][name], runs[1][name], noise[name], found))
-        return judge(measured, tolerance_of(plan, self._wanted), margin_of(plan, self._wanted))
+        return judge(measured, tolerance_of(plan, self._requested), margin_of(plan, self._requested))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallax.analysis.reading.construction.launcher_graph import hold_like, pack_graph
+from parallax.analysis.reading.construction.launcher_graph import pack_graph, pin_packed
 from parallax.analysis.stages import analyse
 from parallax.base.types import Fetch, Graph, Value
 from parallax.graph.row_updates import UPDATES_OF_ROWS
@@ -24,9 +24,9 @@ from parallax.plans.plan import Plan, plan_from_json
 from parallax.runtime.supervisor.sealed_files import write_value
 from parallax.runtime.verify.claim_records import KEPT_FILE, PLAN_FILE, START_FILE, ClaimGroups, save, walk_of
 from parallax.runtime.verify.claims import Claims
-from parallax.runtime.verify.draws import joined_draws, kept_draws
-from parallax.runtime.verify.single import OneProcess, joined_batch, variables_of
-from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, try_claims
+from parallax.runtime.verify.draws import concatenate_draws, read_draws
+from parallax.runtime.verify.single import OneProcess, concatenate_batches, variables_of
+from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, evaluate_claims
 from parallax.runtime.verify.verdicts import HALF_MARGIN, MARGIN
 from parallax.runtime.worker.session.feeds import (
     Feeds,
@@ -48,12 +48,12 @@ BEFORE_FILE, AFTER_FILE, NOISE_FILE = "before.npz", "after.npz", "noise.json"
 GRAPH_FILE = "graph"
 
 
-def keep_graph(graph: Graph, folder: Path) -> None:
+def save_graph(graph: Graph, folder: Path) -> None:
     """Saves the launcher's graph for the one process, which runs the script again and may draw other numbers."""
     (folder / GRAPH_FILE).write_bytes(pack_graph(graph, math.inf))
 
 
-def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Settings, saves: bool = True) -> None:
+def run_worker(graph: Graph, session: Session, size: int, rank: int, requested: Settings, saves: bool = True) -> None:
     """One worker's side: runs the steps and saves all variables, except copies with the same bits as worker 0's.
 
     Args:
@@ -61,15 +61,15 @@ def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Set
         session: of this worker.
         size: the number of workers, or of replicas of a model in stages.
         rank: of this worker, or of its replica.
-        wanted: steps and feeds.
+        requested: steps and feeds.
         saves: whether it saves variables: of a replica's stages, which all get the same values, one does.
     """
-    fetch = train_op(graph, wanted.fetch)
-    feeds = feeds_of(graph, fetch, wanted)
-    folder = Path(wanted.job_folder or "")
+    fetch = train_op(graph, requested.fetch)
+    feeds = feeds_of(graph, fetch, requested)
+    folder = Path(requested.job_folder or "")
     with session:
-        for number in range((wanted.steps or STEPS) * session.accumulate_steps):
-            if wanted.claims:
+        for number in range((requested.steps or STEPS) * session.accumulate_steps):
+            if requested.claims:
                 start = {name: session.run(variable)[0] for name, variable in variables_of(graph).items()}
                 if rank == 0:
                     save(folder / START_FILE.format(step=number), start)
@@ -78,55 +78,65 @@ def run_worker(graph: Graph, session: Session, size: int, rank: int, wanted: Set
         rounding = session.exchange_report().rounding_text()
     mine = {name: digest(value) for name, value in values.items()}
     first = session.workers.bcast(mine, root=0)
-    kept = {name: value for name, value in values.items() if rank == 0 or mine[name] != first[name]}
+    saved = {name: value for name, value in values.items() if rank == 0 or mine[name] != first[name]}
     if saves:
-        save(folder / WORKER_FILE.format(rank=rank), kept)
+        save(folder / WORKER_FILE.format(rank=rank), saved)
     if saves and rank == 0:
         sys.stdout.write(f"{rounding}\n" if rounding else "")
 
 
-def run_single(graph: Graph, wanted: Settings, lazy_updates: bool = True) -> None:
+def run_single(graph: Graph, requested: Settings, lazy_updates: bool = True) -> None:
     """The one process's side: the script's own graph on the global batch."""
-    folder, size = Path(wanted.job_folder or ""), wanted.workers or 1
-    if wanted.joined_args is None:  # with other arguments the script's own constants may be of the global batch
-        hold_like(graph, (folder / GRAPH_FILE).read_bytes())
-    fetch = train_op(graph, wanted.fetch)
-    feeds = feeds_of(graph, fetch, wanted)
-    kept, steps = wanted.accumulate_steps or 1, wanted.steps or STEPS
-    drawn = [[named_batch(graph, feeds(n, rank, size)) for rank in range(size)] for n in range(kept * steps)]
-    joined = [joined_batch(sum(drawn[first : first + kept], [])) for first in range(0, len(drawn), kept)]
-    has_layouts = wanted.claims and ClaimGroups.read(folder).has_layouts
+    folder, size = Path(requested.job_folder or ""), requested.workers or 1
+    if requested.joined_args is None:  # with other arguments the script's own constants may be of the global batch
+        pin_packed(graph, (folder / GRAPH_FILE).read_bytes())
+    fetch = train_op(graph, requested.fetch)
+    feeds = feeds_of(graph, fetch, requested)
+    batches_per_update, steps = requested.accumulate_steps or 1, requested.steps or STEPS
+    worker_batches = [
+        [named_batch(graph, feeds(n, rank, size)) for rank in range(size)] for n in range(batches_per_update * steps)
+    ]
+    global_batches = [
+        concatenate_batches(sum(worker_batches[first : first + batches_per_update], []))
+        for first in range(0, len(worker_batches), batches_per_update)
+    ]
+    has_layouts = requested.claims and ClaimGroups.read(folder).has_layouts
     analysed = analyse(graph, lazy_updates, layouts=None if has_layouts else False)
-    rounding = rounding_of(wanted.wire_dtype, wanted.compute_dtype)
-    drawn_ops, plan = kept_draws(folder), plan_from_json((folder / PLAN_FILE).read_text())
+    rounding = rounding_of(requested.wire_dtype, requested.compute_dtype)
+    drawn_ops, plan = read_draws(folder), plan_from_json((folder / PLAN_FILE).read_text())
     stages = max(1, len(plan.stages))
     is_as_written = not any(node.op in UPDATES_OF_ROWS for node in analysed.captured.view.nodes.values())
     as_written = analysed if is_as_written else analyse(graph, lazy_updates=False, synchronous=False)
     one = OneProcess(
-        graph, as_written, joined[0], wanted.seed or 1, wanted.compute_dtype, inlined=bool(drawn_ops or wanted.claims)
+        graph,
+        as_written,
+        global_batches[0],
+        requested.seed or 1,
+        requested.compute_dtype,
+        inlined=bool(drawn_ops or requested.claims),
     )
-    for number, (batch, shapes) in enumerate(zip(joined, one.shapes(drawn_ops, joined), strict=True)):
+    for number, (batch, shapes) in enumerate(zip(global_batches, one.shapes(drawn_ops, global_batches), strict=True)):
         if not shapes:
             continue
-        batch |= joined_draws(
+        batch |= concatenate_draws(
             [
                 [
-                    folder / KEPT_FILE.format(rank=rank * stages + stage, step=kept * number + part)
+                    folder / KEPT_FILE.format(rank=rank * stages + stage, step=batches_per_update * number + part)
                     for stage in range(stages)
                 ]
-                for part in range(kept)
+                for part in range(batches_per_update)
                 for rank in range(size)
             ],
             shapes,
         )
-    runs = one.run([fetch.name], joined)
-    noise = one.noise([fetch.name], joined, runs, rounding)
+    runs = one.run([fetch.name], global_batches)
+    noise = one.noise([fetch.name], global_batches, runs, rounding)
     for file, values in zip((BEFORE_FILE, AFTER_FILE), runs, strict=True):
         save(folder / file, values)
     write_value(folder / NOISE_FILE, [noise, one.kinds])
-    if wanted.claims:
-        margins = Margins(max(tolerance_of(plan, wanted), CLAIM_TOLERANCE), margin_of(plan, wanted), rounding)
-        try_claims(one, Claims(walk_of(analysed, plan)), fetch.name, joined, folder, size, margins, graph)
+    if requested.claims:
+        margins = Margins(max(tolerance_of(plan, requested), CLAIM_TOLERANCE), margin_of(plan, requested), rounding)
+        evaluate_claims(one, Claims(walk_of(analysed, plan)), fetch.name, global_batches, folder, size, margins, graph)
 
 
 def rounding_of(wire_dtype: str | None, compute_dtype: str | None) -> float:
@@ -134,32 +144,32 @@ def rounding_of(wire_dtype: str | None, compute_dtype: str | None) -> float:
     return max((ROUNDING[dtype] for dtype in (wire_dtype, compute_dtype) if dtype is not None), default=0.0)
 
 
-def tolerance_of(plan: Plan, wanted: Settings) -> float:
+def tolerance_of(plan: Plan, requested: Settings) -> float:
     """The requested tolerance; else TOLERANCE, and with half precision its rounding once for each step.
 
     The relative error of an update is that of its gradients and rows. That of a slot of squares is twice as large, but
     the slot has only some of the steps at full weight. Where products are computed in bfloat16 the one process does so
     too: it rounds a gradient of the global batch, and each worker its own.
     """
-    if wanted.tolerance is not None:
-        return wanted.tolerance
-    rounding = sum(ROUNDING[dtype] for dtype in (plan.wire_dtype, wanted.compute_dtype) if dtype is not None)
-    return (wanted.steps or STEPS) * rounding or TOLERANCE
+    if requested.tolerance is not None:
+        return requested.tolerance
+    rounding = sum(ROUNDING[dtype] for dtype in (plan.wire_dtype, requested.compute_dtype) if dtype is not None)
+    return (requested.steps or STEPS) * rounding or TOLERANCE
 
 
-def margin_of(plan: Plan, wanted: Settings) -> float:
+def margin_of(plan: Plan, requested: Settings) -> float:
     """The allowed error relative to an array's noise."""
-    return HALF_MARGIN if rounding_of(plan.wire_dtype, wanted.compute_dtype) else MARGIN
+    return HALF_MARGIN if rounding_of(plan.wire_dtype, requested.compute_dtype) else MARGIN
 
 
-def feeds_of(graph: Graph, fetch: Fetch, wanted: Settings) -> Feeds:
+def feeds_of(graph: Graph, fetch: Fetch, requested: Settings) -> Feeds:
     """The feeds of a step and worker, from the user's function or file.
 
     Raises:
         ConfigError: none are given, and the step has placeholders.
     """
-    if wanted.feeds is not None:
-        return read_feeds(wanted.feeds)
+    if requested.feeds is not None:
+        return read_feeds(requested.feeds)
     view = GraphView(graph.as_graph_def())
     needed = placeholders_in(view, view.ancestors([fetch.name.split(":")[0]]))
     if needed:

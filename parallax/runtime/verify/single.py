@@ -67,7 +67,7 @@ class OneProcess:
         _open_batch(graph_def, batch)
         set_seeds(graph_def, frozenset(), Worker(0, 1, seed, equal_randomness=True))
         self._graph = tf.Graph()
-        with self._graph.as_default(), _said_of_batch():
+        with self._graph.as_default(), _explaining_batch_errors():
             tf.graph_util.import_graph_def(graph_def, name="")
 
     def run(
@@ -134,8 +134,8 @@ class OneProcess:
         with self._graph.as_default():
             counts = {name: tf.size(self._graph.get_tensor_by_name(name), out_type=tf.int64) for name in tensors}
         with self._begin() as session:
-            found = session.run(counts, batch)
-        return {name: int(found[name]) * self._graph.get_tensor_by_name(name).dtype.size for name in tensors}
+            size_by_name = session.run(counts, batch)
+        return {name: int(size_by_name[name]) * self._graph.get_tensor_by_name(name).dtype.size for name in tensors}
 
     def shapes(
         self, tensors: Sequence[str], batches: Sequence[Mapping[str, Value]]
@@ -145,15 +145,17 @@ class OneProcess:
             yield from ({} for _ in batches)
             return
         with self._graph.as_default():
-            asked = {name: tf.shape(self._graph.get_tensor_by_name(name), out_type=tf.int64) for name in tensors}
+            shape_by_name = {
+                name: tf.shape(self._graph.get_tensor_by_name(name), out_type=tf.int64) for name in tensors
+            }
         with self._begin() as session:
             for batch in batches:
-                yield {name: tuple(map(int, shape)) for name, shape in session.run(asked, batch).items()}
+                yield {name: tuple(map(int, shape)) for name, shape in session.run(shape_by_name, batch).items()}
 
     @contextmanager
     def _begin(self) -> Iterator[Session]:
         """A session in which the variables have their initial values."""
-        with _said_of_batch(), v1.Session(graph=self._graph, config=self._options) as session:
+        with _explaining_batch_errors(), v1.Session(graph=self._graph, config=self._options) as session:
             for phase in self._initialize:
                 session.run(phase)
             yield session
@@ -179,8 +181,8 @@ class OneProcess:
         for draw in range(STARTS):
             other = self.run(fetches, batches, start, (rounding, draw))
             for name in self._reads:
-                found = _change(other, name) - _change(runs, name)
-                noise[name] = max(noise.get(name, 0.0), float(np.linalg.norm(found)))
+                change = _change(other, name) - _change(runs, name)
+                noise[name] = max(noise.get(name, 0.0), float(np.linalg.norm(change)))
         return noise
 
     def _move(self, session: Session, rounding: float, draw: int) -> Values:
@@ -214,8 +216,8 @@ class OneProcess:
 
 def variables_of(graph: Graph) -> dict[str, Variable]:
     """The variables that are compared, by name: all except strings."""
-    found = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
-    return {str(v.name).removesuffix(":0"): v for v in found if v.dtype.base_dtype != tf.string}
+    global_variables = graph.get_collection(v1.GraphKeys.GLOBAL_VARIABLES)
+    return {str(v.name).removesuffix(":0"): v for v in global_variables if v.dtype.base_dtype != tf.string}
 
 
 def kinds_of(analysed: AnalysedGraph) -> dict[str, str]:
@@ -229,14 +231,14 @@ def kinds_of(analysed: AnalysedGraph) -> dict[str, str]:
     return kinds
 
 
-def joined_batch(batches: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
+def concatenate_batches(batches: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
     """Concatenates the workers' batches, by tensor.
 
     Raises:
         ConfigError: a scalar is not equal on all workers, workers feed different tensors, or their feeds have
             incompatible shapes.
     """
-    joined = {}
+    global_batch = {}
     for other in batches:
         if odd := sorted(other.keys() ^ batches[0].keys()):
             raise ConfigError(f"Every worker must feed its part of the global batch, but some do not feed {odd[0]!r}.")
@@ -248,13 +250,13 @@ def joined_batch(batches: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
                 f"{[np.shape(piece) for piece in pieces]}. Pad them to the same length."
             )
         if np.ndim(pieces[0]):
-            joined[name] = np.concatenate(pieces)
+            global_batch[name] = np.concatenate(pieces)
         elif all(np.array_equal(p, pieces[0]) for p in pieces):
-            joined[name] = pieces[0]
+            global_batch[name] = pieces[0]
         else:
             values = [np.asarray(p).item() for p in pieces]
             raise ConfigError(f"A scalar feed must be equal on all workers, but {name!r} is {values}.")
-    return joined
+    return global_batch
 
 
 def _change(run: tuple[Values, Values], name: str) -> Array:
@@ -262,7 +264,7 @@ def _change(run: tuple[Values, Values], name: str) -> Array:
 
 
 @contextmanager
-def _said_of_batch() -> Iterator[None]:
+def _explaining_batch_errors() -> Iterator[None]:
     """Converts TensorFlow's errors about a batch that a graph does not accept into an error of the project."""
     try:
         yield
@@ -272,10 +274,10 @@ def _said_of_batch() -> Iterator[None]:
 
 def _fixed_batch(message: str) -> str:
     around = ("Graph execution error", "Detected at node", "Node:", "Original stack trace", "\t")
-    said = " ".join(line for line in message.splitlines() if line and not line.startswith(around))
+    text = " ".join(line for line in message.splitlines() if line and not line.startswith(around))
     return (
         "The single process of a verification gets the global batch, but the script's graph does not accept it: "
-        f"{said[:300]}. Leave the batch dimension of the placeholders open (None), or pass the arguments with which "
+        f"{text[:300]}. Leave the batch dimension of the placeholders open (None), or pass the arguments with which "
         "the script builds the global batch: --joined-args '--batch 64'."
     )
 
@@ -288,7 +290,7 @@ def check_fits(graph: Graph, batch: Mapping[str, Value]) -> None:
     """
     graph_def = export_graph(graph, add_shapes=False)
     _open_batch(graph_def, batch, as_large=True)
-    with tf.Graph().as_default(), _said_of_batch():
+    with tf.Graph().as_default(), _explaining_batch_errors():
         tf.graph_util.import_graph_def(graph_def, name="")
 
 

@@ -13,12 +13,12 @@ FOLDED_FROM = 40
 _HEADER = ("variable", "kind", "error/change", "allowed", "verdict")
 
 
-def table_text(judged: Sequence[ArrayVerdict], own: Sequence[str]) -> str:
+def table_text(judged: Sequence[ArrayVerdict], local_names: Sequence[str]) -> str:
     """The arrays, one per line.
 
     Args:
         judged: their verdicts.
-        own: the per-worker variables.
+        local_names: the per-worker variables.
     """
     folds = len(judged) >= FOLDED_FROM
     shown = [one for one in judged if not folds or one.verdict != Verdict.EQUAL]
@@ -26,7 +26,7 @@ def table_text(judged: Sequence[ArrayVerdict], own: Sequence[str]) -> str:
     rows += [(one.name, one.kind, _number(one.error), _number(one.allowed), _verdict(one)) for one in shown]
     if folds:
         rows += _by_kind([one for one in judged if one.verdict == Verdict.EQUAL])
-    rows += [(name, "own", "", "", "not compared: every worker keeps its own") for name in sorted(own)]
+    rows += [(name, "own", "", "", "not compared: every worker keeps its own") for name in sorted(local_names)]
     return "\n".join(in_columns(rows)) + "\n"
 
 

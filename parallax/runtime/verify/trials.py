@@ -103,19 +103,19 @@ class Trials:
             count = pluralize(self.waiting, "tensor")
             text.append(f"Left out: {count} that no step was left for. Take {self.steps_needed} steps: --steps.")
         false, untold = (sum(row.counts[verdict] for row in self.rows) for verdict in (FALSE, UNTOLD))
-        tried = sum(sum(row.counts) for row in self.rows)
+        checked = sum(sum(row.counts) for row in self.rows)
         if self.false:
             text.append(f"First claim that is false, of {false}: {self.false}")
         else:
             hidden = f", {untold} of them only as far as rounding lets see" if untold else ""
             text.append(
-                f"No claim of {tried} is false in {pluralize(self.steps, 'step')}{hidden}; of {self.unclaimed} other "
+                f"No claim of {checked} is false in {pluralize(self.steps, 'step')}{hidden}; of {self.unclaimed} other "
                 "tensors nothing is said"
             )
         return "\n".join(text) + "\n"
 
 
-def try_claims(
+def evaluate_claims(
     one: OneProcess,
     claims: Claims,
     fetch: str,
@@ -138,23 +138,23 @@ def try_claims(
         graph: the user's.
     """
     groups, steps = ClaimGroups.read(folder), range(len(batches))
-    asked = [[fetch, *groups.of(step)] for step in steps]
-    for step, values in enumerate(one.each_step(asked, batches, _starts(folder, len(steps)))):
-        save(folder / _EXPECTED_FILE.format(step=step), dict(zip(asked[step][1:], values[1:], strict=True)))
+    fetches_by_step = [[fetch, *groups.of(step)] for step in steps]
+    for step, values in enumerate(one.each_step(fetches_by_step, batches, _starts(folder, len(steps)))):
+        save(folder / _EXPECTED_FILE.format(step=step), dict(zip(fetches_by_step[step][1:], values[1:], strict=True)))
     noise: dict[tuple[int, str], float] = {}
     for draw in range(STARTS):
-        moved = one.each_step(asked, batches, _starts(folder, len(steps)), (margins.rounding, draw))
+        moved = one.each_step(fetches_by_step, batches, _starts(folder, len(steps)), (margins.rounding, draw))
         for step, values in enumerate(moved):
-            _hear(noise, claims, step, folder, dict(zip(asked[step][1:], values[1:], strict=True)))
-    verdicts, false = _judge(claims, noise, folder, len(steps), size, margins, graph)
-    tried = len(groups.groups[: len(steps)])
+            _add_perturbed(noise, claims, step, folder, dict(zip(fetches_by_step[step][1:], values[1:], strict=True)))
+    verdicts, false = _compute_verdicts(claims, noise, folder, len(steps), size, margins, graph)
+    checked_steps = len(groups.groups[: len(steps)])
     Trials(
         rows=_rows(verdicts),
         steps=len(steps),
         false=false,
         unclaimed=groups.unclaimed,
         too_large=list(groups.too_large),
-        waiting=sum(map(len, groups.groups[tried:])),
+        waiting=sum(map(len, groups.groups[checked_steps:])),
         steps_needed=len(groups.groups),
     ).write(folder)
 
@@ -165,25 +165,25 @@ def _starts(folder: Path, steps: int) -> Iterator[Mapping[str, Array]]:
             yield values
 
 
-def _hear(
+def _add_perturbed(
     noise: dict[tuple[int, str], float], claims: Claims, step: int, folder: Path, moved: dict[str, Value]
 ) -> None:
     """Adds the one process's own difference when it starts from perturbed values."""
     with np.load(folder / _EXPECTED_FILE.format(step=step)) as expected:
         for tensor in moved:
-            tried = claims.try_claim(tensor, expected[tensor], [moved])
-            if tried is not None:
-                noise[step, tensor] = max(noise.get((step, tensor), 0.0), tried.gap)
+            checked = claims.check_claim(tensor, expected[tensor], [moved])
+            if checked is not None:
+                noise[step, tensor] = max(noise.get((step, tensor), 0.0), checked.gap)
 
 
 @dataclass(slots=True)
 class _Verdict:
-    said: str
+    statement: str
     verdict: int = HOLDS
     largest: float = 0.0
 
 
-def _judge(
+def _compute_verdicts(
     claims: Claims,
     noise: dict[tuple[int, str], float],
     folder: Path,
@@ -201,18 +201,18 @@ def _judge(
             names = (_EXPECTED_FILE.format(step=step), *files)
             expected, *found = (stack.enter_context(np.load(folder / name)) for name in names)
             for tensor in expected:
-                tried = claims.try_claim(tensor, expected[tensor], found)
-                if tried is None:
+                checked = claims.check_claim(tensor, expected[tensor], found)
+                if checked is None:
                     continue
                 of_noise = margins.margin * noise.get((step, tensor), 0.0)
-                verdict = _verdict(tried.gap, margins.tolerance, of_noise, size)
+                verdict = _verdict(checked.gap, margins.tolerance, of_noise, size)
                 if verdict == FALSE and not false:
                     place = place_in(graph, tensor)
-                    said = false_claim(claims, tensor, tried)
-                    false = f"step {step + 1}, {said}{f' ({place})' if place else ''}"
-                one = verdicts.setdefault(tensor, _Verdict(tried.said))
+                    false_one = false_claim(claims, tensor, checked)
+                    false = f"step {step + 1}, {false_one}{f' ({place})' if place else ''}"
+                one = verdicts.setdefault(tensor, _Verdict(checked.statement))
                 one.verdict = max(one.verdict, verdict)
-                one.largest = max(one.largest, tried.gap) if verdict != UNTOLD else one.largest
+                one.largest = max(one.largest, checked.gap) if verdict != UNTOLD else one.largest
     return verdicts, false
 
 
@@ -225,7 +225,7 @@ def _verdict(gap: float, tolerance: float, of_noise: float, size: int) -> int:
 def _rows(verdicts: dict[str, _Verdict]) -> list[Row]:
     rows: dict[str, Row] = {}
     for tensor, one in verdicts.items():
-        row = rows.setdefault(one.said, Row(one.said, [0, 0, 0]))
+        row = rows.setdefault(one.statement, Row(one.statement, [0, 0, 0]))
         row.counts[one.verdict] += 1
         if one.largest > row.largest:
             row.largest, row.tensor = one.largest, tensor

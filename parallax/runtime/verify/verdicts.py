@@ -101,15 +101,15 @@ class ArrayVerdict:
     verdict: Verdict
 
 
-def difference(found: Value, expected: Value) -> float:
+def difference(received: Value, expected: Value) -> float:
     """The norm of the difference relative to the variable's norm; infinite when either is not finite."""
-    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    received, expected = np.asarray(received, np.float64), np.asarray(expected, np.float64)
     norm = _norm(expected)
-    value = _norm(found - expected) / norm if norm else _norm(found)
+    value = _norm(received - expected) / norm if norm else _norm(received)
     return value if np.isfinite(value) else float("inf")
 
 
-def measure(name: str, kind: str, before: Value, after: Value, noise: float, found: Sequence[Value]) -> ArrayPair:
+def measure(name: str, kind: str, before: Value, after: Value, noise: float, by_worker: Sequence[Value]) -> ArrayPair:
     """Measures an array.
 
     Args:
@@ -118,19 +118,19 @@ def measure(name: str, kind: str, before: Value, after: Value, noise: float, fou
         before: the one process's initial value.
         after: its value after the steps, of the same shape.
         noise: as `ArrayPair.noise`.
-        found: every worker's value after the steps.
+        by_worker: every worker's value after the steps.
     """
     is_float = not np.issubdtype(after.dtype, np.integer) and after.dtype != bool
     rounding = float(np.spacing(np.ones((), after.dtype))) if is_float else 0.0
-    before, after, *found = (np.asarray(value, np.float64) for value in (before, after, *found))
+    before, after, *by_worker = (np.asarray(value, np.float64) for value in (before, after, *by_worker))
     change = after - before
-    errors = [value - after for value in found]
+    errors = [value - after for value in by_worker]
     moved = np.count_nonzero(change) + max(np.count_nonzero((error != 0) & (change == 0)) for error in errors)
     return ArrayPair(
         name=name,
         kind=kind,
         errors=tuple(_finite(_norm(error)) for error in errors),
-        spread=max(_finite(_norm(value - found[0])) for value in found),
+        spread=max(_finite(_norm(value - by_worker[0])) for value in by_worker),
         change=_norm(change),
         largest=float(np.max(np.abs(change), initial=0.0)),
         moved=int(moved),

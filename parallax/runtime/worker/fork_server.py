@@ -87,19 +87,19 @@ class ForkOrder(NamedTuple):
     """The order for a forked process to become a worker.
 
     Attributes:
-        asked: the supervisor's request (`worker_process`).
+        request: the supervisor's request (`worker_process`).
         fds: descriptors: standard input, output, errors, and those that are passed.
         is_whole: whether the fork server has imported all modules, and had no threads, which this process would lack.
     """
 
-    asked: dict[str, Any]
+    request: dict[str, Any]
     fds: list[int]
     is_whole: bool
 
     def become(self) -> None:
         """Makes this process the worker, and runs its program."""
         self._take_place()
-        words = self.asked["words"]
+        words = self.request["words"]
         if not self.is_whole:
             os.execv(sys.executable, [sys.executable, *words])
         self._start_over()
@@ -112,14 +112,14 @@ class ForkOrder(NamedTuple):
         for number, fd in enumerate(self.fds[:3]):
             os.dup2(fd, number)
             os.close(fd)
-        os.chdir(self.asked["folder"])
-        os.umask(self.asked["umask"])
-        os.sched_setaffinity(0, self.asked["cores"])
-        for name, limits in self.asked["limits"].items():
+        os.chdir(self.request["folder"])
+        os.umask(self.request["umask"])
+        os.sched_setaffinity(0, self.request["cores"])
+        for name, limits in self.request["limits"].items():
             with contextlib.suppress(ValueError, OSError):  # descriptors above the server's own
                 resource.setrlimit(getattr(resource, name), limits)
-        passed = {str(theirs): fd for theirs, fd in zip(self.asked["passed"], self.fds[3:], strict=True)}
-        environment = self.asked["environment"]
+        passed = {str(theirs): fd for theirs, fd in zip(self.request["passed"], self.fds[3:], strict=True)}
+        environment = self.request["environment"]
         for name in (CONTROL_FD, PREEMPTION_FD):
             if name in environment:
                 fd = passed[environment[name]]
@@ -138,7 +138,7 @@ class ForkOrder(NamedTuple):
         random.seed()
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()
-        sys.path[0] = self.asked["folder"]
+        sys.path[0] = self.request["folder"]
         for stream, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
             before = getattr(sys, stream)
             opened = os.fdopen(fd, f"{mode}b", -1 if mode == "r" else 0, closefd=False)
@@ -197,7 +197,7 @@ class ForkServer:
                 os.read(woken, 1 << 10)
                 self._report_ends()
             for supervisor in [one for one in ready if one in self._workers]:  # it sends nothing more, so it has ended
-                self._forget(supervisor)
+                self._kill_rest(supervisor)
             if self._listening in ready:
                 order = self._fork((woken, wakes))
                 if order is not None:
@@ -214,7 +214,7 @@ class ForkServer:
             check_peer(supervisor)
             _, fds, _, _ = socket.recv_fds(supervisor, 1, _MOST_FDS)
             request, *handed = fds
-            asked = json.loads(os.pread(request, os.fstat(request).st_size, 0))
+            order = json.loads(os.pread(request, os.fstat(request).st_size, 0))
         except (OSError, ValueError):
             supervisor.close()
             for fd in fds:
@@ -237,7 +237,7 @@ class ForkServer:
                 one.close()
             for fd in (request, *own_fds, *(() if self._lifeline is None else (self._lifeline,))):
                 os.close(fd)
-            return ForkOrder(asked, handed, is_whole)
+            return ForkOrder(order, handed, is_whole)
         for fd in fds:
             os.close(fd)
         if pid < 0:
@@ -260,7 +260,7 @@ class ForkServer:
                     supervisor.sendall(NUMBER.pack(status))
         self._bury()
 
-    def _forget(self, supervisor: socket.socket) -> None:
+    def _kill_rest(self, supervisor: socket.socket) -> None:
         """Kills the rest of a worker, with its process group, which it may not have made yet."""
         pid = self._workers.pop(supervisor)
         supervisor.close()

@@ -38,13 +38,13 @@ def pickle_for_workers(value: object, what: str) -> bytes:
         ConfigError: it cannot be pickled.
     """
     try:
-        found: bytes = cloudpickle.dumps(value)
+        pickled: bytes = cloudpickle.dumps(value)
     except Exception as error:  # pickling objects of some kinds fails with their own exceptions
         raise ConfigError(
             f"Cannot send {what} to the workers: pickling fails with {type(error).__name__}: {error}. Create what "
             "cannot be pickled (models, datasets, open files) inside it."
         ) from error
-    return found
+    return pickled
 
 
 def unpacked_function(data: Buffer) -> Callable[[], object]:

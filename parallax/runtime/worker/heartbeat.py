@@ -133,7 +133,7 @@ class Heartbeat:
             self._running = running
 
     def _report(self) -> None:
-        told: _Running | None = None
+        reported: _Running | None = None
         looked_up: _Running | None = None
         places: Mapping[str, Sequence[str]] = {}
         while True:
@@ -143,12 +143,12 @@ class Heartbeat:
             with self._lock:  # so that no report is older than that of `finish`
                 running = self._running
                 send(self._beat(running))
-                if told is not None and running is not told:
-                    told = None
+                if reported is not None and running is not reported:
+                    reported = None
                     if not self._finished:
                         send({"kind": "run_done"})
                 if running is not None and running is looked_up and not self._finished:
-                    told = running
+                    reported = running
                     send(_in_run(running, places))
             time.sleep(LIMITS.beat_s)
 

@@ -108,10 +108,10 @@ def read_parcel(stream: BinaryIO) -> JobMessage:
         parts.append(data)
     values, graph, function, attachment = parts
     try:
-        found = msgspec.structs.asdict(msgspec.convert(json.loads(zlib.decompress(values)), _Values))
+        values_by_field = msgspec.structs.asdict(msgspec.convert(json.loads(zlib.decompress(values)), _Values))
     except (zlib.error, ValueError, RecursionError) as error:  # ValidationError is a ValueError
         raise _make_damage_error(f"its values are not those of version {VERSION}: {error}") from error
-    return JobMessage(**found, graph=bytes(graph), function=function, attachment=attachment)
+    return JobMessage(**values_by_field, graph=bytes(graph), function=function, attachment=attachment)
 
 
 def _read_head(stream: BinaryIO) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -60,7 +60,7 @@ class _StepDetector:
         self._starts_jobs, self._command, self._say = starts_jobs, command, say
         self._replaced: list[tuple[type, str, Any, Any]] = []
         self._trains: dict[tuple[object, ...], bool] = {}
-        self._is_removed = self._is_told = False
+        self._is_removed = self._has_warned = False
 
     def install(self) -> None:
         from tensorflow.python.client.session import BaseSession
@@ -107,14 +107,14 @@ class _StepDetector:
 
     def _before_run(self, session: Any, fetches: Fetches, *_: Any, **__: Any) -> None:
         """Runs before a run of a TensorFlow session."""
-        if self._is_told:
+        if self._has_warned:
             return
         ops = _ops_of(session.graph, fetches)
         key = (session.graph, session.graph.version, *ops)
         if key not in self._trains:
             self._trains[key] = trains(session.graph, ops)
         if self._trains[key]:
-            self._tell("a run of a session that updates variables from gradients")
+            self._warn("a run of a session that updates variables from gradients")
 
     def _before_update(self, *_: Any, **__: Any) -> None:
         """Runs before an optimizer updates variables; in a graph, or a branch or loop of it, this only builds ops."""
@@ -123,13 +123,13 @@ class _StepDetector:
         with tf.init_scope():  # outside all functions that are being traced
             is_eager = tf.executing_eagerly()
         if is_eager:  # otherwise a graph is built, which may be for parallel_run
-            self._tell("an optimizer's update")
+            self._warn("an optimizer's update")
 
-    def _tell(self, what: str) -> None:
+    def _warn(self, what: str) -> None:
         place, is_of_parallax = _caller()
-        if self._is_told or is_of_parallax:
+        if self._has_warned or is_of_parallax:
             return
-        self._is_told = True
+        self._has_warned = True
         where = f"{place}: " if place else ""
         here = f"parallax: {where}{what} trains in this process alone, without Parallax"
         remedy = (
@@ -178,14 +178,14 @@ def _ops_of(graph: Graph, fetches: Fetches) -> tuple[Operation, ...]:
     """The ops that fetches name; invalid fetches are left to the session."""
     import tensorflow as tf
 
-    found = []
+    ops = []
     for fetch in tf.nest.flatten(fetches):
         try:
             element = graph.as_graph_element(fetch, allow_tensor=True, allow_operation=True)
         except (KeyError, ValueError, TypeError):
             continue
-        found.append(getattr(element, "op", element))
-    return tuple(found)
+        ops.append(getattr(element, "op", element))
+    return tuple(ops)
 
 
 def _refuse_bare_fit(*_: Any, **__: Any) -> None:

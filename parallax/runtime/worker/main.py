@@ -21,7 +21,7 @@ from parallax.runtime.supervisor.preload import LIBRARY, forget_preloaded, is_fe
 from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.heartbeat import watching
 from parallax.runtime.worker.preemption import Preempted
-from parallax.runtime.worker.random_state import AlikeUntilBuilt
+from parallax.runtime.worker.random_state import EqualUntilBuilt
 from parallax.runtime.worker.ranks import ProcessGroup, membership
 from parallax.runtime.worker.script import error_text, run_script, what_text
 from parallax.runtime.worker.without_keras import keras_left_out
@@ -75,7 +75,7 @@ def _run(words: list[str], members: ProcessGroup) -> bool:
     write_lines_once()
     members.folders.install()
     members.when_built.append(members.folders.knows_rank)
-    members.when_built.append(AlikeUntilBuilt(settings().script_seed or members.parcel.seed).part)
+    members.when_built.append(EqualUntilBuilt(settings().script_seed or members.parcel.seed).part)
     try:
         run_script(words)
     except Preempted:

@@ -42,16 +42,16 @@ class Preemption:
     def __init__(self, workers: Comm) -> None:
         self._comm = workers.Dup()  # its messages are separate from all others
         self._run = 0
-        self._is_told = False
+        self._is_notified = False
         self._verdict: tuple[int, bool] | None = None  # the last one received: its run, and its content
         self._answers: dict[int, int] = {}  # rank -> run
         self._sent: list[MpiRequest] = []  # messages must stay alive until they are received
 
-    def is_told(self) -> bool:
+    def is_notified(self) -> bool:
         """Whether this is worker 0, and it was notified of a preemption."""
-        if self._comm.Get_rank() == 0 and not self._is_told:
-            self._is_told = is_preempted()
-        return self._is_told
+        if self._comm.Get_rank() == 0 and not self._is_notified:
+            self._is_notified = is_preempted()
+        return self._is_notified
 
     def is_now(self) -> bool:
         """Whether all workers save after the run that just ended; synchronous workers call it after each training run.
@@ -62,7 +62,7 @@ class Preemption:
         self._run += 1
         if self._comm.Get_rank():
             return self._follow()
-        return self.is_told() and self._lead()
+        return self.is_notified() and self._lead()
 
     def _lead(self) -> bool:
         """Worker 0's verdict about the run that has just ended, which it sends to all."""

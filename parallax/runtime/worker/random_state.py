@@ -22,7 +22,7 @@ def drawn_seed() -> int:
     return 1 + secrets.randbelow(2**31 - 2)
 
 
-class AlikeUntilBuilt:
+class EqualUntilBuilt:
     """Sets both generators to a state common to all processes of a job, and to another one after the graph is built.
 
     Args:
@@ -38,7 +38,7 @@ class AlikeUntilBuilt:
             _SeededGenerator(numpy_random, "seed", "set_state"),
         ]
         for generator in self._generators:
-            generator.give(seed % _LARGEST)
+            generator.set_seed(seed % _LARGEST)
 
     def part(self, rank: int) -> None:
         """Makes each worker draw its own numbers from now on, unless the script has seeded; later calls have no effect.
@@ -46,9 +46,9 @@ class AlikeUntilBuilt:
         Args:
             rank: of this worker.
         """
-        drawn = random.Random(f"{self._seed}/{rank}").randrange(_LARGEST)
+        seed = random.Random(f"{self._seed}/{rank}").randrange(_LARGEST)
         while self._generators:
-            self._generators.pop().leave(drawn)
+            self._generators.pop().restore(seed)
 
 
 class _SeededGenerator:
@@ -56,23 +56,23 @@ class _SeededGenerator:
 
     def __init__(self, module: ModuleType, *names: str) -> None:
         self._module = module
-        self._own: dict[str, Callable[..., object]] = {name: getattr(module, name) for name in names}
-        self._taken = False
+        self._original: dict[str, Callable[..., object]] = {name: getattr(module, name) for name in names}
+        self._was_used = False
 
-    def give(self, seed: int) -> None:
-        self._own["seed"](seed)
-        for name, function in self._own.items():
+    def set_seed(self, seed: int) -> None:
+        self._original["seed"](seed)
+        for name, function in self._original.items():
             setattr(self._module, name, self._noticing(function))
 
-    def leave(self, seed: int) -> None:
-        for name, function in self._own.items():
+    def restore(self, seed: int) -> None:
+        for name, function in self._original.items():
             setattr(self._module, name, function)
-        if not self._taken:
-            self._own["seed"](seed)
+        if not self._was_used:
+            self._original["seed"](seed)
 
     def _noticing(self, function: Callable[..., object]) -> Callable[..., object]:
         def notice(*args: Argument, **kwargs: Argument) -> object:
-            self._taken = True
+            self._was_used = True
             return function(*args, **kwargs)
 
         return notice

@@ -21,9 +21,9 @@ from parallax.base.errors import LaunchError, SessionError
 from parallax.base.types import Buffer, Comm, ConfigProto
 from parallax.cluster.team_names import GROUP, HOST, REPLICA, STAGE
 from parallax.runtime.supervisor.control import host_address
-from parallax.runtime.supervisor.preload import listening_on, prove_to
+from parallax.runtime.supervisor.preload import authenticate_to, restrict_listening
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
-from parallax.runtime.worker.standby import stand_by
+from parallax.runtime.worker.standby import prepare_spare
 from parallax.runtime.worker.teams import Teams
 from parallax.runtime.worker.worker_folders import WorkerFolders
 from parallax.settings.environment import reach_directly, settings
@@ -64,7 +64,12 @@ class ProcessGroup:
     """
 
     def __init__(
-        self, parcel: JobMessage, world: Comm, workers: Comm, addresses: list[str], held: socket.socket | None
+        self,
+        parcel: JobMessage,
+        world: Comm,
+        workers: Comm,
+        addresses: list[str],
+        reserved_socket: socket.socket | None,
     ):
         self.parcel = parcel
         self.world = world
@@ -83,7 +88,7 @@ class ProcessGroup:
         self.replica, self.replicas, self.stage = self.rank, self.size, 0
         self.island, self.islands = 0, 1
         self.team, self.peers = workers, None
-        self._held = held
+        self._reserved_socket = reserved_socket
         self._is_started = False
         self._server: Any = None  # lives as long as the process
 
@@ -157,26 +162,26 @@ class ProcessGroup:
     def _start_server(self, config: ConfigProto | None) -> None:
         import tensorflow as tf
 
-        held = self._held
-        assert held is not None  # reserved until the server exists
+        reserved = self._reserved_socket
+        assert reserved is not None  # reserved until the server exists
         cluster = tf.train.ClusterSpec(
             {SERVER_TASK: list(self.server_addresses), WORKER_TASK: list(self.worker_addresses)}
         )
         addresses = [one.rpartition(":") for one in (*self.worker_addresses, *self.server_addresses)]
         reach_directly(host.strip("[]") for host, _, _ in addresses)
-        prove_to((host.strip("[]"), int(port)) for host, _, port in addresses)
+        authenticate_to((host.strip("[]"), int(port)) for host, _, port in addresses)
         task = SERVER_TASK if self.is_server else WORKER_TASK
-        address, port = held.getsockname()[:2]
+        address, port = reserved.getsockname()[:2]
         try:
-            with listening_on(address, port):
+            with restrict_listening(address, port):
                 self._server = tf.distribute.Server(cluster, task, self.rank, config=config)
         except tf.errors.OpError as error:
             raise LaunchError(
                 f"A TensorFlow server cannot listen on {address}, port {port}: {error.message} Use an address of this "
                 "host in the resource file, and free ports in `ports`."
             ) from error
-        held.close()
-        self._held = None
+        reserved.close()
+        self._reserved_socket = None
         self.target = self._server.target
 
     def _start_horovod(self) -> None:
@@ -201,7 +206,7 @@ def enter() -> ProcessGroup:
     world = MPI.COMM_WORLD
     modules = settings().stand_by
     if modules is not None:
-        stand_by(modules.split(","), world)
+        prepare_spare(modules.split(","), world)
     received = _receive() if world.rank == 0 else None
     parcel: JobMessage = world.bcast(None if received is None else received.without_raw(), 0)
     is_server = world.rank >= len(parcel.hosts)
@@ -212,19 +217,19 @@ def enter() -> ProcessGroup:
         parcel = replace(parcel, function=function, attachment=attachment)
     if not parcel.servers:
         return ProcessGroup(parcel, world, world, [], None)
-    held = hold_port(host_address(), parcel.ports)
-    addresses = world.allgather(_write(held))
-    return ProcessGroup(parcel, world, None if is_server else workers, addresses, held)
+    reserved = hold_port(host_address(), parcel.ports)
+    addresses = world.allgather(_write(reserved))
+    return ProcessGroup(parcel, world, None if is_server else workers, addresses, reserved)
 
 
 def bytes_of_rank_0(data: Buffer | None, workers: Comm) -> Buffer:
     """Broadcasts rank 0's bytes (None elsewhere) to all workers; in pieces, because MPI counts to 2**31 only."""
     size = workers.bcast(None if data is None else memoryview(data).nbytes, 0)
-    found = bytearray(size) if data is None else data
-    view = memoryview(found)
+    buffer = bytearray(size) if data is None else data
+    view = memoryview(buffer)
     for begin in range(0, size, _PIECE_BYTES):
         workers.Bcast(view[begin : begin + _PIECE_BYTES], 0)
-    return found
+    return buffer
 
 
 def _receive() -> JobMessage:
@@ -245,16 +250,16 @@ def hold_port(address: str, ports: tuple[int, int] | None) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     reason = ""
     for port in range(ports[0], ports[1] + 1) if ports is not None else (0,):
-        held = socket.socket(family, socket.SOCK_STREAM)
+        reserved = socket.socket(family, socket.SOCK_STREAM)
         try:
-            held.bind((address, port))
+            reserved.bind((address, port))
         except OSError as error:
-            held.close()
+            reserved.close()
             reason = str(error.strerror)
             continue
         # After the bind: with it before, two ranks would get the same port.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        return held
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        return reserved
     span = f"a port from {ports[0]} to {ports[1]}" if ports is not None else "any port"
     raise LaunchError(
         f"A TensorFlow server needs {span} of {address} on host {socket.gethostname()}, but got none: {reason}. The "
@@ -263,8 +268,8 @@ def hold_port(address: str, ports: tuple[int, int] | None) -> socket.socket:
     )
 
 
-def _write(held: socket.socket) -> str:
-    address, port = held.getsockname()[:2]
+def _write(reserved: socket.socket) -> str:
+    address, port = reserved.getsockname()[:2]
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from parallax.base.errors import ConfigError, IdError, OtherGraphError, ParallaxError
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import, write_lines_once
-from parallax.runtime.worker.random_state import AlikeUntilBuilt
+from parallax.runtime.worker.random_state import EqualUntilBuilt
 from parallax.settings.environment import framework_level, settings
 
 MODULE = "-m"
@@ -61,12 +61,12 @@ def mentions_keras(words: Sequence[str]) -> bool:
 
 def _check_module(name: str) -> None:
     """Refuses a module that Python does not find; errors of the module itself are passed on."""
-    wanted = name
+    missing = name
     try:
-        spec = importlib.util.find_spec(wanted)  # imports its parent packages
+        spec = importlib.util.find_spec(missing)  # imports its parent packages
         if spec is not None and spec.submodule_search_locations is not None:
-            wanted = f"{name}.__main__"
-            spec = importlib.util.find_spec(wanted)
+            missing = f"{name}.__main__"
+            spec = importlib.util.find_spec(missing)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
@@ -74,7 +74,7 @@ def _check_module(name: str) -> None:
     if spec is None:
         raise ConfigError(
             f"{MODULE} takes the name of a module that can be imported from {sys.path[0]} or PYTHONPATH, and there is "
-            f"no module {wanted!r}. Start the job in the folder that contains it. To run a file, leave out {MODULE}."
+            f"no module {missing!r}. Start the job in the folder that contains it. To run a file, leave out {MODULE}."
         )
 
 
@@ -134,8 +134,8 @@ def _place_of(error: BaseException) -> str:
     """`FILE:LINE` of the script's own line that led to an error; empty when there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     inner = itertools.dropwhile(lambda frame: _is_around(frame.filename), frames)
-    own = list(itertools.takewhile(lambda frame: not _is_around(frame.filename), inner))
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    script_frames = list(itertools.takewhile(lambda frame: not _is_around(frame.filename), inner))
+    return f"{script_frames[-1].filename}:{script_frames[-1].lineno}" if script_frames else ""
 
 
 def _is_of_graph(error: BaseException) -> bool:
@@ -162,7 +162,7 @@ def main() -> None:
     join_deprecations(shown_from)
     write_lines_once()
     if (seed := settings().script_seed) is not None:
-        AlikeUntilBuilt(seed)
+        EqualUntilBuilt(seed)
     try:
         run_script(sys.argv[1:])
     except Exception as error:  # a script may raise anything: it is shown as Python shows it, with status 1

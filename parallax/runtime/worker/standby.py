@@ -27,7 +27,7 @@ _POLL_S = 0.02
 _INPUT = 0
 
 
-def stand_by(modules: Sequence[str], world: Comm) -> None:
+def prepare_spare(modules: Sequence[str], world: Comm) -> None:
     """Imports modules while another job trains, notifies the launcher, and waits for the message; a collective call.
 
     A thread imports, so that messages of other ranks are received meanwhile. NumPy is imported before, because its
@@ -36,7 +36,7 @@ def stand_by(modules: Sequence[str], world: Comm) -> None:
     import_module("numpy")
     imports = _Imports(modules)
     if world.rank == 0:
-        imports.go_on_until(_input_comes)
+        imports.go_on_until(_has_input)
     imports.go_on_until(world.Ibarrier().Test)
     imports.finish()
 
@@ -47,7 +47,7 @@ class _Imports:
     def __init__(self, modules: Sequence[str]) -> None:
         self._modules = modules
         self._error: BaseException | None = None
-        self._is_told = False
+        self._has_reported = False
         _set_group_priority(_LOW)
         self._thread = threading.Thread(target=self._run, name="parallax-imports")
         self._thread.start()
@@ -55,10 +55,10 @@ class _Imports:
     def go_on_until(self, has_come: Callable[[], bool]) -> None:
         """Waits for the message; reports meanwhile when all modules are imported."""
         while not has_come():
-            if not self._is_told and not self._thread.is_alive():
+            if not self._has_reported and not self._thread.is_alive():
                 self.finish()
-                send({"kind": READY, "bytes": own_bytes()})
-                self._is_told = True
+                send({"kind": READY, "bytes": count_process_bytes()})
+                self._has_reported = True
             time.sleep(_POLL_S)
 
     def finish(self) -> None:
@@ -79,13 +79,13 @@ class _Imports:
             self._error = error
 
 
-def own_bytes() -> int:
+def count_process_bytes() -> int:
     """The memory of this process: memory shared with other processes counts in proportion to their number."""
-    found = re.search(r"^Pss:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(encoding="ascii"), re.MULTILINE)
-    return 1024 * int(found.group(1)) if found else 0
+    match = re.search(r"^Pss:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(encoding="ascii"), re.MULTILINE)
+    return 1024 * int(match.group(1)) if match else 0
 
 
-def _input_comes() -> bool:
+def _has_input() -> bool:
     """Whether rank 0 has data to read, or its input has ended."""
     poll = select.poll()
     poll.register(_INPUT, select.POLLIN)

@@ -46,13 +46,13 @@ class Teams:
         """
         from mpi4py import MPI
 
-        found = self.find(among)
-        if found == MPI.COMM_NULL:
+        team = self.find(among)
+        if team == MPI.COMM_NULL:
             raise TransformError(
                 f"A worker must be in the team of each of its exchanges, but {name!r} is among {among!r}, and this "
                 "worker is not in that team. Leave the exchange out of its graph."
             )
-        return found
+        return team
 
     def is_open(self, name: str) -> bool:
         """Whether nodes with a name have a communicator."""
@@ -86,12 +86,12 @@ class Teams:
         if among not in self._workers_by_host:
             hosts = team.allgather(self._host)
             self._workers_by_host[among] = tuple(Counter(hosts).values())
-        wanted = rules_for(self._workers_by_host[among], known)
-        if not any(rule.method in HOST_FIRST for rule in wanted):
+        rules = rules_for(self._workers_by_host[among], known)
+        if not any(rule.method in HOST_FIRST for rule in rules):
             part_bytes = 0
-        sizes = (ctypes.c_longlong * len(wanted))(*(rule.up_to_bytes for rule in wanted))
-        methods = (ctypes.c_int * len(wanted))(*(METHODS.index(rule.method) for rule in wanted))
+        sizes = (ctypes.c_longlong * len(rules))(*(rule.up_to_bytes for rule in rules))
+        methods = (ctypes.c_int * len(rules))(*(METHODS.index(rule.method) for rule in rules))
         why: bytes = self._native.parallax_open_sums(
-            name.encode(), self._number, among.encode(), ctypes.c_longlong(part_bytes), len(wanted), sizes, methods
+            name.encode(), self._number, among.encode(), ctypes.c_longlong(part_bytes), len(rules), sizes, methods
         )
         return why.decode(errors="replace")

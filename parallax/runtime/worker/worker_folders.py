@@ -107,9 +107,9 @@ class WorkerFolders:
         import tensorflow as tf
 
         folder, file = (_text(hook, name), "") if name in _FOLDERS else _text(hook, name).rpartition("/")[::2]
-        own = f"{folder.rstrip('/') or '.'}/{self._name}"
-        tf.io.gfile.makedirs(own)
-        setattr(hook, name, f"{own}/{file}" if file else own)
+        rank_folder = f"{folder.rstrip('/') or '.'}/{self._name}"
+        tf.io.gfile.makedirs(rank_folder)
+        setattr(hook, name, f"{rank_folder}/{file}" if file else rank_folder)
 
     def _has_rank(self, named: str) -> bool:
         return re.search(rf"(?<!\d){self._rank}(?!\d)", named.rstrip("/").rpartition("/")[2]) is not None

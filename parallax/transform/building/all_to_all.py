@@ -45,7 +45,7 @@ def native_ops() -> OpLibrary:
     return ops
 
 
-def meet_within(team: str, graph_def: GraphDef) -> None:
+def restrict_to_team(team: str, graph_def: GraphDef) -> None:
     """Has the workers of a stage of the model, or of an island, meet in place of all workers; changes the graph."""
     for node in graph_def.node:
         if node.op in (ALL_TO_ALL, ALL_REDUCE) and node.attr["among"].s.decode() == WORKERS:
@@ -88,27 +88,27 @@ class LookupIds:
     from_end: bool = False
 
 
-def leg(
-    wanted: Sequence[LookupIds], destinations: Sequence[int], count: int, key_type: DType, to_owners: bool = False
+def prepare_hop(
+    requested: Sequence[LookupIds], destinations: Sequence[int], count: int, key_type: DType, to_owners: bool = False
 ) -> Hop:
     """Deduplicates the keys of lookups and orders them by destination: key k to `destinations[k % len(destinations)]`.
 
     An id outside its table ends the run with an error that names both (id_errors.py parses it).
 
     Args:
-        wanted: the lookups; positions are concatenated over all of them.
+        requested: the lookups; positions are concatenated over all of them.
         destinations: each below `count`.
         count: the number of destinations.
         key_type: int32 or int64.
         to_owners: whether destinations are the owners of the rows, which receive local row numbers.
     """
     made = native_ops().parallax_leg(
-        ids=[one.ids for one in wanted],
+        ids=[one.ids for one in requested],
         Tkeys=key_type,
-        tables=[one.table for one in wanted],
-        rows=[one.rows for one in wanted],
-        offsets=[one.offset for one in wanted],
-        from_end=[one.from_end for one in wanted],
+        tables=[one.table for one in requested],
+        rows=[one.rows for one in requested],
+        offsets=[one.offset for one in requested],
+        from_end=[one.from_end for one in requested],
         destinations=list(destinations),
         count=count,
         to_owners=to_owners,

@@ -59,30 +59,32 @@ class Copies:
         self._patterns: dict[Hashable, _Pattern] = {}
         self._made: list[tuple[int, list[NodeDef]]] = []
 
-    def copy(self, key: Hashable, build: Callable[..., Tensor], given: Sequence[NamedTensor | Tensor]) -> NamedTensor:
+    def copy(
+        self, key: Hashable, build: Callable[..., Tensor], arguments: Sequence[NamedTensor | Tensor]
+    ) -> NamedTensor:
         """The result of `build` for some tensors, under the current name scope.
 
         Args:
             key: equal for equal subgraphs of tensors of equal types and shapes.
             build: builds the subgraph from stand-ins for the tensors; it must depend on nothing outside the key, and
                 create no variables.
-            given: the tensors; none may be a stand-in of the scratch graph.
+            arguments: the tensors; none may be a stand-in of the scratch graph.
         """
-        key = (key, *((t.dtype.as_datatype_enum, _dims(t)) for t in given))
+        key = (key, *((t.dtype.as_datatype_enum, _dims(t)) for t in arguments))
         if key not in self._patterns:
-            self._patterns[key] = _pattern(build, given)
+            self._patterns[key] = _pattern(build, arguments)
         pattern = self._patterns[key]
         names = {top: str(self._scratch.unique_name(base)) for top, base in pattern.scopes.items()}
-        data = {f"{_GIVEN}/{number}": _as_input(tensor) for number, tensor in enumerate(given)}
-        controls = {f"^{_GIVEN}/{number}": f"^{tensor.name.split(':')[0]}" for number, tensor in enumerate(given)}
+        data = {f"{_GIVEN}/{number}": _as_input(tensor) for number, tensor in enumerate(arguments)}
+        controls = {f"^{_GIVEN}/{number}": f"^{tensor.name.split(':')[0]}" for number, tensor in enumerate(arguments)}
         led = data | controls
         copied = []
         for node in pattern.nodes:
             made = type(node)()
             made.CopyFrom(node)
             made.name = _rename(node.name, names)
-            for slot, taken in enumerate(node.input):
-                made.input[slot] = led[taken] if taken in led else _rename(taken, names)
+            for slot, input_name in enumerate(node.input):
+                made.input[slot] = led[input_name] if input_name in led else _rename(input_name, names)
             copied.append(made)
         self._made.append((self._scratch.version, copied))
         return NamedTensor(_rename(pattern.result.name, names), pattern.result.dtype, pattern.result.shape)
@@ -97,12 +99,12 @@ class Copies:
         return [*nodes, *built[done:]]
 
 
-def _pattern(build: Callable[..., Tensor], given: Sequence[NamedTensor | Tensor]) -> _Pattern:
+def _pattern(build: Callable[..., Tensor], arguments: Sequence[NamedTensor | Tensor]) -> _Pattern:
     graph = tf.Graph()
     with graph.as_default():
         stand_ins = [
             tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=f"{_GIVEN}/{number}")
-            for number, tensor in enumerate(given)
+            for number, tensor in enumerate(arguments)
         ]
         result = build(*stand_ins)
     nodes = tuple(node for node in graph.as_graph_def().node if not node.name.startswith(f"{_GIVEN}/"))

@@ -54,15 +54,15 @@ def id_bytes(rows: list[int], slots: int) -> int:
     return 4 if sum(slots * -(-r // slots) for r in rows) < INT32_ROWS else 8
 
 
-def ask(
-    tables: list[TableRows], lookups: list[tuple[int, Tensor]], way: Transport, from_end: Sequence[bool] = ()
+def deduplicate_ids(
+    tables: list[TableRows], lookups: list[tuple[int, Tensor]], transport: Transport, from_end: Sequence[bool] = ()
 ) -> DeduplicatedIds:
     """Deduplicates ids and orders them by their first destination.
 
     Args:
         tables: of equal width and type; only one where the owners are servers.
         lookups: (table index, ids of any shape).
-        way: the transport to the owners.
+        transport: the transport to the owners.
         from_end: for each lookup whether negative ids are counted from the table's end; empty for none.
 
     Returns:
@@ -71,16 +71,16 @@ def ask(
     """
     bases = [0]
     for table in tables:
-        bases.append(bases[-1] + -(-table.rows // way.slots))
-    key_type = tf.int32 if bases[-1] * way.slots < INT32_ROWS else tf.int64
+        bases.append(bases[-1] + -(-table.rows // transport.slots))
+    key_type = tf.int32 if bases[-1] * transport.slots < INT32_ROWS else tf.int64
     cuts = [open_end(tf.reshape(ids, [-1]), [None]) for _, ids in lookups]
-    wanted = [
-        LookupIds(_of_a_key_type(cut), tables[t].name, tables[t].rows, bases[t] * way.slots, counts_back)
+    requested = [
+        LookupIds(_of_a_key_type(cut), tables[t].name, tables[t].rows, bases[t] * transport.slots, counts_back)
         for cut, (t, _), counts_back in zip(cuts, lookups, from_end or [False] * len(lookups), strict=True)
     ]
-    first = way.first_leg(wanted, key_type)
+    first = transport.first_hop(requested, key_type)
     pieces = tf.split(first.positions, [tf.size(cut) for cut in cuts]) if len(cuts) > 1 else [first.positions]
-    table_of_distinct = table_of(first.keys // way.slots, bases) if len(tables) > 1 else None
+    table_of_distinct = table_of(first.keys // transport.slots, bases) if len(tables) > 1 else None
     count = (
         tf.size(first.keys, out_type=tf.int64)[None]
         if table_of_distinct is None
@@ -89,7 +89,7 @@ def ask(
     return DeduplicatedIds(first, tuple(pieces), tuple(bases), count, tuple(cuts))
 
 
-def looked_up(pulled: Tensor, positions: Tensor, ids: Tensor, row_shape: tuple[int, ...]) -> Tensor:
+def gather_looked_up(pulled: Tensor, positions: Tensor, ids: Tensor, row_shape: tuple[int, ...]) -> Tensor:
     """The result of one lookup, `[ids.shape..., row_shape...]`.
 
     Args:
@@ -106,12 +106,12 @@ def looked_up(pulled: Tensor, positions: Tensor, ids: Tensor, row_shape: tuple[i
     return tf.reshape(rows, tf.concat([tf.shape(ids), tf.constant(row_shape, tf.int32)], 0))
 
 
-def found_at(asked: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Tensor:
+def locate_ids(deduplicated: DeduplicatedIds, table: int, ids: Tensor, slots: int) -> Tensor:
     """The positions of some ids of a table in the keys of the first hop, `[n]` int32; every id must be among them."""
-    keys = asked.first.keys
-    wanted = tf.cast(ids, keys.dtype) + tf.constant(asked.bases[table] * slots, keys.dtype)
+    keys = deduplicated.first.keys
+    searched_keys = tf.cast(ids, keys.dtype) + tf.constant(deduplicated.bases[table] * slots, keys.dtype)
     order = tf.argsort(keys)
-    return tf.gather(order, tf.searchsorted(tf.gather(keys, order), wanted))
+    return tf.gather(order, tf.searchsorted(tf.gather(keys, order), searched_keys))
 
 
 def _of_a_key_type(ids: Tensor) -> Tensor:
@@ -131,12 +131,12 @@ def merge_rows_of_equal_keys(keys: Tensor, values: Tensor, numbers: Tensor) -> t
     return tf.math.unsorted_segment_sum(values, place, count), tf.math.unsorted_segment_max(numbers, place, count)
 
 
-def merged_rows(asked: DeduplicatedIds, values: list[Tensor], positions: list[Tensor]) -> Tensor:
+def merged_rows(deduplicated: DeduplicatedIds, values: list[Tensor], positions: list[Tensor]) -> Tensor:
     """Gradient rows `[u, width]` in the order of the first hop's keys, with equal ones of this worker summed.
 
     Args:
-        asked: the rows.
+        deduplicated: the rows.
         values: pieces `[n, width]`.
         positions: for each piece, the positions of its rows among the keys, `[n]`.
     """
-    return tf.math.unsorted_segment_sum(tf.concat(values, 0), tf.concat(positions, 0), tf.size(asked.first.keys))
+    return tf.math.unsorted_segment_sum(tf.concat(values, 0), tf.concat(positions, 0), tf.size(deduplicated.first.keys))

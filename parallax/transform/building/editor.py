@@ -108,7 +108,7 @@ class Counter:
         tensor: reads it.
         kind: `pull`, `push` or `allgather`.
         route: of the tables.
-        away: the fraction of rows whose owners are at the destinations of those that left.
+        remote_fraction: the fraction of rows whose owners are at the destinations of those that left.
         variables: the tables' variables, in order.
         row_bytes: bytes of one row's values.
         id_bytes: bytes of one id on the wire; 0 where the receiver stores the ids of the request.
@@ -122,11 +122,11 @@ class Counter:
     id_bytes: int
     trains: bool
     route: str
-    away: float
+    remote_fraction: float
 
 
 @dataclass(frozen=True, slots=True)
-class CutWhole:
+class SlicedValue:
     """A value that is computed in full, though an owner stores only its rows.
 
     Attributes:
@@ -171,7 +171,7 @@ class Editor:
         view: the user's graph.
         scratch: the graph in which new ops are built.
         copies: the new ops that are copied.
-        together: the reductions of per-worker parts.
+        reducer: the reductions of per-worker parts.
         meetings: worker 0's messages to the others through servers.
         wire: the element types in which this worker sends.
         inputs: stand-ins for the user's tensors.
@@ -181,9 +181,9 @@ class Editor:
         shares: this worker's share of the batches that may be uneven, by their placeholders.
         fed_lengths: scalar that is fed for a batch length, by tensor -> that of the global batch.
         micro_share: the share of a run's micro-batch in its step's examples, float64; None where no step is split.
-        kept: gradient as it leaves autodiff -> its mean over the batches of an update.
-        kept_sizes: piece of accumulated rows -> the number of its accumulated rows.
-        kept_keys: piece of accumulated rows that equal keys merge -> its accumulated keys.
+        accumulated: gradient as it leaves autodiff -> its mean over the batches of an update.
+        accumulated_sizes: piece of accumulated rows -> the number of its accumulated rows.
+        accumulated_keys: piece of accumulated rows that equal keys merge -> its accumulated keys.
         keepings: the accumulated gradients.
         redirected: the new inputs of edges.
         redirected_parts: the inputs of edges of nodes on servers, for each partition.
@@ -194,19 +194,19 @@ class Editor:
         attributes: (node, attribute) -> new value.
         replaced: node -> the tensor that it becomes an Identity of.
         constants: node -> the constant that it becomes.
-        whole: tensor of rows -> the tensor of all rows.
+        full_tensors: tensor of rows -> the tensor of all rows.
         cuts: tensors that may be fed empty values.
         counters: counters of the exchanges.
         counter_initializers: ops that reset the counters to zero.
-        cut_whole: values that are computed in full and then sliced to rows.
-        held_by_row: tensors of the user's graph of which each worker has only its rows.
+        sliced_values: values that are computed in full and then sliced to rows.
+        sharded_tensors: tensors of the user's graph of which each worker has only its rows.
     """
 
     worker: Worker
     view: GraphView
     scratch: Graph
     copies: Copies
-    together: Reducer
+    reducer: Reducer
     meetings: QueueReducer
     wire: Wire
     inputs: dict[str, Tensor] = field(default_factory=dict)
@@ -215,9 +215,9 @@ class Editor:
     shares: dict[str, BatchShare] = field(default_factory=dict)
     fed_lengths: dict[str, Tensor] = field(default_factory=dict)
     micro_share: Tensor | None = None
-    kept: dict[str, Tensor] = field(default_factory=dict)
-    kept_sizes: dict[GradientPiece, Tensor] = field(default_factory=dict)
-    kept_keys: dict[GradientPiece, Tensor] = field(default_factory=dict)
+    accumulated: dict[str, Tensor] = field(default_factory=dict)
+    accumulated_sizes: dict[GradientPiece, Tensor] = field(default_factory=dict)
+    accumulated_keys: dict[GradientPiece, Tensor] = field(default_factory=dict)
     keepings: list[GradientAccumulation] = field(default_factory=list)
     redirected: dict[Edge, NamedTensor | Tensor] = field(default_factory=dict)
     redirected_parts: dict[Edge, list[Tensor]] = field(default_factory=dict)
@@ -228,12 +228,12 @@ class Editor:
     attributes: dict[tuple[str, str], AttrValue] = field(default_factory=dict)
     replaced: dict[str, Tensor] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
-    whole: dict[str, str] = field(default_factory=dict)
+    full_tensors: dict[str, str] = field(default_factory=dict)
     cuts: list[Cut] = field(default_factory=list)
     counters: list[Counter] = field(default_factory=list)
     counter_initializers: list[str] = field(default_factory=list)
-    cut_whole: list[CutWhole] = field(default_factory=list)
-    held_by_row: list[str] = field(default_factory=list)
+    sliced_values: list[SlicedValue] = field(default_factory=list)
+    sharded_tensors: list[str] = field(default_factory=list)
 
     def tensor(self, name: str) -> Tensor:
         """A tensor of the user's graph, for new ops to read."""
@@ -275,11 +275,11 @@ class Editor:
 
     def leaving(self, name: str) -> Tensor:
         """A gradient as ops outside autodiff see it: over all batches of an update."""
-        return self.kept[name] if name in self.kept else self.tensor(name)
+        return self.accumulated[name] if name in self.accumulated else self.tensor(name)
 
     def rows_of(self, piece: GradientPiece) -> Tensor:
         """The number of gradient rows of a piece, over all batches of an update; int32."""
-        return self.kept_sizes[piece] if piece in self.kept_sizes else self.run_rows_of(piece)
+        return self.accumulated_sizes[piece] if piece in self.accumulated_sizes else self.run_rows_of(piece)
 
     def run_rows_of(self, piece: GradientPiece) -> Tensor:
         """The number of gradient rows of a piece in a run's batch; int32."""
@@ -292,7 +292,7 @@ class Editor:
 
     def keys_of(self, piece: GradientPiece) -> Tensor:
         """The keys by which rows of a piece are summed, `[n]`, over all batches of an update."""
-        return self.kept_keys[piece] if piece in self.kept_keys else self.run_keys_of(piece)
+        return self.accumulated_keys[piece] if piece in self.accumulated_keys else self.run_keys_of(piece)
 
     def run_keys_of(self, piece: GradientPiece) -> Tensor:
         """The keys by which rows of a piece are summed, `[n]`, in a run's batch."""
@@ -300,8 +300,8 @@ class Editor:
 
     def at(self, edge: Edge) -> Tensor:
         """The current input of an edge."""
-        found = self.redirected.get(edge)
-        return self._stand_in(found) if found is not None else self.tensor(self.view.inputs(edge.node)[edge.slot])
+        value = self.redirected.get(edge)
+        return self._stand_in(value) if value is not None else self.tensor(self.view.inputs(edge.node)[edge.slot])
 
     def redirect(self, edges: Iterable[Edge], tensor: NamedTensor | Tensor) -> None:
         """Redirects edges to `tensor`."""
@@ -362,20 +362,20 @@ class Editor:
     def _put_in_inputs(self, changed: Iterable[NodeDef]) -> None:
         """Replaces placeholders with the user's tensors and nodes, in nodes that may have new inputs."""
         new = f"{SCOPE}/"  # TensorFlow writes the first output of built ops without a number
-        given = [*self.inputs.items(), *self.references.items()]
+        pairs = [*self.inputs.items(), *self.references.items()]
         stands_for = {
-            f"{tensor.op.name}": name.removesuffix(":0") if name.startswith(new) else name for name, tensor in given
+            f"{tensor.op.name}": name.removesuffix(":0") if name.startswith(new) else name for name, tensor in pairs
         }
-        stands_for.update({f"^{tensor.op.name}": f"^{split_tensor(name)[0]}" for name, tensor in given})
+        stands_for.update({f"^{tensor.op.name}": f"^{split_tensor(name)[0]}" for name, tensor in pairs})
         stands_for.update({f"^{op.name}": f"^{name}" for name, op in self.waits.items()})
-        beside = {f"loc:@{t.op.name}".encode(): f"loc:@{split_tensor(n)[0]}".encode() for n, t in given}
+        colocations = {f"loc:@{t.op.name}".encode(): f"loc:@{split_tensor(n)[0]}".encode() for n, t in pairs}
         for node in changed:
             for i, name in enumerate(node.input):
                 if name.removesuffix(":0") in stands_for:
                     node.input[i] = stands_for[name.removesuffix(":0")]
             if "_class" in node.attr:
                 places = node.attr["_class"].list.s
-                places[:] = [beside.get(place, place) for place in places]
+                places[:] = [colocations.get(place, place) for place in places]
 
 
 def open_editor(view: GraphView, worker: Worker, terms: TrainingMode) -> Editor:
@@ -384,17 +384,17 @@ def open_editor(view: GraphView, worker: Worker, terms: TrainingMode) -> Editor:
     Raises:
         TransformError: when the user's graph already contains names under `parallax/`.
     """
-    taken = next((name for name in view.nodes if name.split("/")[0].lower() == SCOPE), None)
-    if taken is not None:
+    existing = next((name for name in view.nodes if name.split("/")[0].lower() == SCOPE), None)
+    if existing is not None:
         raise TransformError(
-            f"Names under {SCOPE!r} are reserved for ops that Parallax adds, but the graph has {taken!r}. Rename it."
+            f"Names under {SCOPE!r} are reserved for ops that Parallax adds, but the graph has {existing!r}. Rename it."
         )
     meetings = QueueReducer(worker.rank, worker.size, len(worker.servers))
     wire = Wire(SCOPE, terms.wire_dtype)
-    together: Reducer = HorovodReducer(wire)
+    reducer: Reducer = HorovodReducer(wire)
     if not terms.synchronous or worker.size == 1:
-        together = NoReducer()
+        reducer = NoReducer()
     elif terms.sums == "servers":
-        together = meetings
+        reducer = meetings
     scratch = tf.Graph()
-    return Editor(worker, view, scratch, Copies(scratch), together, meetings, wire)
+    return Editor(worker, view, scratch, Copies(scratch), reducer, meetings, wire)

@@ -63,16 +63,16 @@ def group(view: GraphView, rewrites: Rewrites) -> FusedExchanges:
         for node in push.lookups:
             used_by.setdefault(node, set()).add(site)
     tables = {t.op: t for t in rewrites.tables}
-    found: dict[tuple[Any, ...], list[Lookup]] = {}
+    lookups_by_key: dict[tuple[Any, ...], list[Lookup]] = {}
     for lookup in rewrites.lookups:
         table = tables[lookup.table]
         used = tuple(sorted(used_by.get(lookup.node, ()), key=lambda s: (s.level, s.ordinal, s.branches, s.width)))
         waits = tuple(sorted(view.controls(lookup.node)))
         alone = table.op if table.servers else ""  # tables on servers have nothing to share
         key = (table.dtype, math.prod(lookup.row_shape), levels[lookup.node], waits, used, alone, table.pattern)
-        found.setdefault(key, []).append(lookup)
+        lookups_by_key.setdefault(key, []).append(lookup)
     pulls = []
-    for key, lookups in found.items():
+    for key, lookups in lookups_by_key.items():
         sources = tuple(dict.fromkeys(view.inputs(lookup.node)[0] for lookup in lookups))
         pulls.append(PullGroup(tuple(lookups), sources, key[4]))
     return FusedExchanges(tuple(pulls), sites)
@@ -114,16 +114,16 @@ def _levels(view: GraphView, rewrites: Rewrites) -> dict[str, int]:
 
 
 def _sites(view: GraphView, rewrites: Rewrites, levels: dict[str, int]) -> tuple[PushSite, ...]:
-    sites, taken = [], set()
+    sites, seen_nodes = [], set()
     branches = branches_of(view)
     for push in rewrites.pushes:
         edges = (*push.values, *push.indices)
         before = [levels[split_tensor(view.inputs(e.node)[e.slot])[0]] for e in edges]
         before += [levels[node] for node in push.lookups]
         site = PushSite(1 + max(before), 0, branches[edges[0].node], push_width(view, rewrites, push))
-        while (push.table, site) in taken:
+        while (push.table, site) in seen_nodes:
             site = replace(site, ordinal=site.ordinal + 1)
-        taken.add((push.table, site))
+        seen_nodes.add((push.table, site))
         sites.append(site)
     return tuple(sites)
 
@@ -144,12 +144,12 @@ def requesters(hosts: Sequence[int], host: int, pattern: Sequence[int]) -> tuple
     """
     members = [rank for rank, number in enumerate(hosts) if number == host]
     asks = [pattern.count(rank) for rank in members]
-    found = []
+    ranks = []
     for owner in pattern:
         if owner in members:
-            found.append(members.index(owner))
+            ranks.append(members.index(owner))
             continue
         near = sum(number == hosts[owner] for number in hosts[:owner]) % len(members)
-        found.append(min((asks[place], place != near, place) for place in range(len(members)))[2])
-        asks[found[-1]] += 1
-    return tuple(found)
+        ranks.append(min((asks[place], place != near, place) for place in range(len(members)))[2])
+        asks[ranks[-1]] += 1
+    return tuple(ranks)

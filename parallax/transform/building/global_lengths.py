@@ -31,8 +31,8 @@ class GlobalLengths:
         """The global value of a tensor computed from lengths: its ops are duplicated on global lengths."""
         if not self._is_of_lengths(tensor):
             return self._editor.tensor(tensor)
-        if tensor not in self._global and tensor in self._layouts.told:
-            self._global[tensor] = self._tell(tensor, self._layouts.told[tensor])
+        if tensor not in self._global and tensor in self._layouts.known_lengths:
+            self._global[tensor] = self._tell(tensor, self._layouts.known_lengths[tensor])
         if tensor not in self._global:
             node, number = split_tensor(tensor)
             parsed = next((one for one in self._layouts.ranges if one.shape == tensor), None)
@@ -74,7 +74,7 @@ class GlobalLengths:
     def _measure_sparse(self, tensor: str, part: ShardedAxis) -> Tensor:
         """The shape `[examples, longest]` of a sparse tensor of the global batch."""
         own = self._editor.tensor(tensor)
-        longest = self._editor.together.all_reduce(self._editor.shares[part.batch].zero_uncounted(own[1:]), "max")
+        longest = self._editor.reducer.all_reduce(self._editor.shares[part.batch].zero_uncounted(own[1:]), "max")
         return tf.concat([tf.cast(self._length(own[0], part), own.dtype)[None], longest], 0)
 
     def _measure(self, node: str, number: int) -> Tensor:
@@ -108,7 +108,7 @@ class GlobalLengths:
         factor = part.factor.number
         if factor is not None:
             return self._editor.shares[part.batch].rows * (factor * part.blocks)
-        return self._editor.together.all_reduce(self._editor.shares[part.batch].zero_uncounted(own))
+        return self._editor.reducer.all_reduce(self._editor.shares[part.batch].zero_uncounted(own))
 
     def _compute(self, node: str) -> list[Tensor]:
         """The op of a node, on values of the global batch."""

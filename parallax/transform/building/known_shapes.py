@@ -23,11 +23,11 @@ def with_shapes(graph_def: GraphDef, before: GraphView, made: Graph) -> GraphDef
         before: the user's graph, with shapes.
         made: a graph with the new ops, under the same names.
     """
-    found = tf.compat.v1.GraphDef()
-    found.CopyFrom(graph_def)
-    for node in found.node:
+    completed = tf.compat.v1.GraphDef()
+    completed.CopyFrom(graph_def)
+    for node in completed.node:
         node.attr.pop(_SHAPES, None)
-    view = GraphView(found)
+    view = GraphView(completed)
     new = {op.name: op for op in made.get_operations()}
     seeds = [name for name, node in view.nodes.items() if _is_other(view, node, before, name in new)]
     changed = view.descendants(seeds)
@@ -40,7 +40,7 @@ def with_shapes(graph_def: GraphDef, before: GraphView, made: Graph) -> GraphDef
                 node.attr[_SHAPES].CopyFrom(before.nodes[name].attr[_SHAPES])
         else:
             _set_shapes(node, made, name)
-    return found
+    return completed
 
 
 def _is_other(view: GraphView, node: NodeDef, before: GraphView, is_new: bool) -> bool:

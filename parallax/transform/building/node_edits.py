@@ -31,9 +31,9 @@ def set_data_input(node: NodeDef, slot: int, tensor: str) -> None:
 
 def set_control_input(node: NodeDef, before: str, after: Operation | None) -> None:
     """Replaces the control input `before` of a node with `after`, or removes it."""
-    kept = [name for name in node.input if name != f"^{before}"]
+    other_inputs = [name for name in node.input if name != f"^{before}"]
     del node.input[:]
-    node.input.extend([*kept, f"^{after.name}"] if after is not None else kept)
+    node.input.extend([*other_inputs, f"^{after.name}"] if after is not None else other_inputs)
 
 
 def make_no_op(node: NodeDef, waits: list[Operation]) -> None:
@@ -52,14 +52,14 @@ def make_identity(node: NodeDef, tensor: Tensor) -> None:
     node.op = "Identity"
     del node.input[:]
     node.input.extend([tensor.name, *controls])
-    kept = None
+    remaining = None
     if colocation is not None:
-        kept = type(colocation)()
-        kept.CopyFrom(colocation)
+        remaining = type(colocation)()
+        remaining.CopyFrom(colocation)
     node.attr.clear()
     node.attr["T"].type = tensor.dtype.as_datatype_enum
-    if kept is not None:
-        node.attr["_class"].CopyFrom(kept)
+    if remaining is not None:
+        node.attr["_class"].CopyFrom(remaining)
 
 
 def make_constant(node: NodeDef, value: Array) -> None:

@@ -36,7 +36,7 @@ class DrawnTensor:
 
 
 def random_rows(
-    drawn: DrawnTensor,
+    tensor: DrawnTensor,
     ownership: Ownership,
     holder: int,
     seeds: tuple[int, int] = (0, 0),
@@ -46,7 +46,7 @@ def random_rows(
     """One owner's rows of a random tensor, bit for bit, run by run.
 
     Args:
-        drawn: the full tensor.
+        tensor: the full tensor.
         ownership: the map from rows to owners.
         holder: the owner whose rows are drawn.
         seeds: `seed` and `seed2` of the op that draws the full tensor; without a stream.
@@ -59,12 +59,12 @@ def random_rows(
     Raises:
         TransformError: the library has not been built.
     """
-    total, *row_shape = drawn.shape
+    total, *row_shape = tensor.shape
     return native_ops().parallax_random_rows(
         stream=list(stream),
         bounds=[tf.cast(bound, tf.int64) for bound in bounds],
-        dtype=drawn.dtype,
-        distribution=drawn.distribution,
+        dtype=tensor.dtype,
+        distribution=tensor.distribution,
         seeds=list(seeds),
         total=total,
         turn=ownership.slots,

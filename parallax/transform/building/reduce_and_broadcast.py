@@ -117,22 +117,22 @@ class QueueReducer:
             whole = reduce(values)
             return whole if scale == 1.0 else whole * tf.constant(scale, whole.dtype)
 
-        return tf.cast(self._meet(known, put_together), tensor.dtype)
+        return tf.cast(self._combine_on_worker_0(known, put_together), tensor.dtype)
 
     def all_gather(self, rows: Tensor) -> Tensor:
         """See `Reducer.all_gather`."""
         opened = collectives.open_end(rows)  # the number of rows differs among workers
-        return self._meet(opened, lambda values: tf.concat(values, 0) if len(values) > 1 else values[0])
+        return self._combine_on_worker_0(opened, lambda values: tf.concat(values, 0) if len(values) > 1 else values[0])
 
-    def _meet(self, tensor: Tensor, put_together: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    def _combine_on_worker_0(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
         """Combines the tensors of all workers on worker 0, and returns the result on each of them."""
         queues = self._queues(tensor.dtype, tensor.shape)
         if self._rank > 0:
-            with tf.control_dependencies([_give(queues[self._rank], tensor)]):
+            with tf.control_dependencies([_enqueue(queues[self._rank], tensor)]):
                 return self.deliver(None, tensor.dtype, tensor.shape)
         with tf.control_dependencies([tensor]):  # workers send nothing in a branch that is not taken
-            others = [_take(queue, tensor) for queue in queues[1:]]
-        whole = put_together([tensor, *others])
+            others = [_dequeue(queue, tensor) for queue in queues[1:]]
+        whole = combine([tensor, *others])
         return self.deliver(whole, tensor.dtype, tensor.shape)
 
     def add_gradients(self, tensor: Tensor, scale: float = 1.0) -> Tensor:
@@ -152,18 +152,18 @@ class QueueReducer:
         """A value of worker 0 (None elsewhere), on all workers."""
         queues = self._queues(dtype, shape)
         if self._rank > 0:
-            return _take(queues[self._rank], tf.TensorSpec(shape, dtype))
-        with tf.control_dependencies([_give(queue, value) for queue in queues[1:]]):
+            return _dequeue(queues[self._rank], tf.TensorSpec(shape, dtype))
+        with tf.control_dependencies([_enqueue(queue, value) for queue in queues[1:]]):
             return tf.identity(value)
 
     def token(self, after: list[Operation]) -> list[Operation]:
         """The ops after which `after`, which worker 0 alone runs, is known to have run."""
         queues = self._queues(tf.bool, [])
         if self._rank > 0:
-            return [_take(queues[self._rank], tf.TensorSpec([], tf.bool)).op]
+            return [_dequeue(queues[self._rank], tf.TensorSpec([], tf.bool)).op]
         with tf.control_dependencies(after), tf.device(queues[0].device):
             done = tf.constant(True)
-        return [_give(queue, done) for queue in queues[1:]] or list(after)
+        return [_enqueue(queue, done) for queue in queues[1:]] or list(after)
 
     def _queues(self, dtype: DType, shape: TensorShape) -> list[Tensor]:
         """A queue for each worker, on one server. Where the shape depends on the batch, it accepts any."""
@@ -172,27 +172,27 @@ class QueueReducer:
         label = f"{MEETINGS}/{self._count}"
         device = device_of(self._count % self._servers)
         self._count += 1
-        found = []
+        queues = []
         for rank in range(self._size):
             with tf.device(device), tf.control_dependencies(None), tf.name_scope(f"{label}/"):
-                found.append(
+                queues.append(
                     tf.raw_ops.FIFOQueueV2(
                         component_types=[dtype], shapes=shapes, capacity=1, shared_name=f"{label}/{rank}", name="queue"
                     )
                 )
-        return found
+        return queues
 
 
-def _give(queue: Tensor, value: Tensor) -> Operation:
+def _enqueue(queue: Tensor, value: Tensor) -> Operation:
     with tf.device(queue.device), tf.name_scope(f"{_label(queue)}/"):
         return tf.raw_ops.QueueEnqueueV2(handle=queue, components=[value], name="give")
 
 
-def _take(queue: Tensor, like: Tensor) -> Tensor:
+def _dequeue(queue: Tensor, like: Tensor) -> Tensor:
     with tf.device(queue.device), tf.name_scope(f"{_label(queue)}/"):
-        (found,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[like.dtype], name="take")
-    found.set_shape(like.shape)
-    return found
+        (value,) = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[like.dtype], name="take")
+    value.set_shape(like.shape)
+    return value
 
 
 def _label(queue: Tensor) -> str:
@@ -203,10 +203,10 @@ def _fold(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list[Tensor
     """Combines a list of values pairwise."""
 
     def fold(values: list[Tensor]) -> Tensor:
-        found = values[0]
+        total = values[0]
         for value in values[1:]:
-            found = function(found, value)
-        return found
+            total = function(total, value)
+        return total
 
     return fold
 

@@ -26,7 +26,7 @@ class BatchShare:
     Attributes:
         source: the tensor of the user's graph whose first dimension is the batch.
         rows: the number of examples of all workers; a scalar of type int64.
-        own: this worker's fraction of them; a scalar of type float64.
+        local_share: this worker's fraction of them; a scalar of type float64.
         is_counted: whether this worker has any; a boolean scalar.
         count: the number of this worker's examples; a scalar of type int64.
         local: the number that it computes on, including a stand-in; a scalar of type int64.
@@ -35,21 +35,21 @@ class BatchShare:
 
     source: str
     rows: Tensor
-    own: Tensor
+    local_share: Tensor
     is_counted: Tensor
     count: Tensor
     local: Tensor
     first: Tensor | None = None
 
     @staticmethod
-    def of(source: str, own: Tensor, rows: Tensor, local: Tensor, first: Tensor | None = None) -> BatchShare:
-        """The share of `own` rows of `rows`, where a worker computes on `local` rows; scalars of type int64."""
-        share = tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(rows, tf.float64))
-        return BatchShare(source, rows, share, own > 0, own, local, first)
+    def of(source: str, count: Tensor, rows: Tensor, local: Tensor, first: Tensor | None = None) -> BatchShare:
+        """The share of `count` rows of `rows`, where a worker computes on `local` rows; scalars of type int64."""
+        share = tf.math.divide_no_nan(tf.cast(count, tf.float64), tf.cast(rows, tf.float64))
+        return BatchShare(source, rows, share, count > 0, count, local, first)
 
     def weigh(self, tensor: Tensor) -> Tensor:
         """A tensor times the share."""
-        return tf.math.multiply_no_nan(tensor, tf.cast(self.own, tensor.dtype))
+        return tf.math.multiply_no_nan(tensor, tf.cast(self.local_share, tensor.dtype))
 
     def zero_uncounted(self, tensor: Tensor) -> Tensor:
         """The tensor if this worker has examples, else zeros of its shape."""
@@ -75,11 +75,11 @@ class BatchShare:
             counted_by: the node that counts the examples.
         """
         times = tf.cast(times, tf.int64)
-        found = numbers - tf.cast(first * times, numbers.dtype)
+        local_numbers = numbers - tf.cast(first * times, numbers.dtype)
         last = tf.cast(self.local * times, numbers.dtype) - 1
-        nearest = tf.clip_by_value(found, 0, last)
-        is_own = tf.logical_or(tf.reduce_all(tf.equal(found, nearest)), tf.logical_not(self.is_counted))
-        with tf.control_dependencies([tf.raw_ops.Assert(condition=is_own, data=[_OF_OTHERS.format(counted_by)])]):
+        nearest = tf.clip_by_value(local_numbers, 0, last)
+        is_local = tf.logical_or(tf.reduce_all(tf.equal(local_numbers, nearest)), tf.logical_not(self.is_counted))
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=is_local, data=[_OF_OTHERS.format(counted_by)])]):
             return tf.identity(nearest)
 
 

@@ -24,7 +24,7 @@ from parallax.base.types import DType, Operation, Tensor
 from parallax.cluster.team_names import WORKERS
 from parallax.graph.ownership import Ownership
 from parallax.plans.plan import ALLTOALL, PS
-from parallax.transform.building.all_to_all import Hop, LookupIds, all_to_all, leg
+from parallax.transform.building.all_to_all import Hop, LookupIds, all_to_all, prepare_hop
 from parallax.transform.building.wire import GRADIENTS, ROWS, Wire
 
 
@@ -58,13 +58,14 @@ class MergeGroup:
     Attributes:
         among: HOST for those of this worker's host, WORKERS for all.
         size: the number of members.
-        asker_of_slot: for each slot of the pattern of owners, the member that requests its rows. For owners on servers,
-            to which any member may send requests, the pattern may be another: keys are assigned modulo its length.
+        requester_of_slot: for each slot of the pattern of owners, the member that requests its rows. For owners on
+            servers, to which any member may send requests, the pattern may be another: keys are assigned modulo its
+                length.
     """
 
     among: str
     size: int
-    asker_of_slot: tuple[int, ...]
+    requester_of_slot: tuple[int, ...]
 
     def out(self, values: Tensor, wire: Wire, kind: str) -> Tensor:
         """Values as sent between members: in half precision, where that is enabled, between hosts only."""
@@ -77,11 +78,11 @@ class Pushers:
 
     Attributes:
         partitions: those that this worker addresses.
-        number: of the workers that address a partition: all, or its server's front alone.
+        count: of the workers that address a partition: all, or its server's front alone.
     """
 
     partitions: tuple[int, ...]
-    number: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +93,17 @@ class RoutedKeys:
         rows: `[u, width]`, in the order of the first hop's keys; None where none were returned.
         before: the hop within the group, and the number of keys from each worker; None without one.
         last: the hop to the owners.
-        asked: where workers are owners: `[m]`, local row numbers that others requested from this one.
-        asked_splits: `[W]`, the number that each of them requested.
-        table_of_asked: `[m]`, the table of each; None when there is only one.
+        requested: where workers are owners: `[m]`, local row numbers that others requested from this one.
+        requested_splits: `[W]`, the number that each of them requested.
+        table_of_requested: `[m]`, the table of each; None when there is only one.
     """
 
     rows: Tensor
     before: tuple[Hop, Tensor] | None
     last: Hop
-    asked: Tensor = None
-    asked_splits: Tensor = None
-    table_of_asked: Tensor = None
+    requested: Tensor = None
+    requested_splits: Tensor = None
+    table_of_requested: Tensor = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +112,13 @@ class Requests:
 
     Attributes:
         splits: `[n]`, the number of keys for each destination.
-        away: `[n]`, 1 for each destination on another host (on one host, in another process), else 0.
-        asked_of: for each slot of the pattern of owners, the destination of its keys.
+        remote: `[n]`, 1 for each destination on another host (on one host, in another process), else 0.
+        destination_of_slot: for each slot of the pattern of owners, the destination of its keys.
     """
 
     splits: Tensor
-    away: list[int]
-    asked_of: tuple[int, ...]
+    remote: list[int]
+    destination_of_slot: tuple[int, ...]
 
 
 class Transport(ABC):
@@ -142,21 +143,21 @@ class Transport(ABC):
         """P, the modulus by which keys are owned."""
         return self.ownership.slots
 
-    def first_leg(self, wanted: list[LookupIds], key_type: DType) -> Hop:
+    def first_hop(self, requested: list[LookupIds], key_type: DType) -> Hop:
         """Deduplicates the keys of all lookups and orders them by their first destination."""
         if self.meeting is not None:
-            return leg(wanted, self.meeting.asker_of_slot, self.meeting.size, key_type)
-        return self._to_owners(wanted, key_type)
+            return prepare_hop(requested, self.meeting.requester_of_slot, self.meeting.size, key_type)
+        return self._to_owners(requested, key_type)
 
     def pull(self, first: Hop, tables: list[TableRows], bases: Sequence[int]) -> RoutedKeys:
         """Pulls the rows of the first hop's keys."""
         routed = self.announce(first, bases)
-        routed = replace(routed, rows=self._from_owners(routed, tables, bases))
+        routed = replace(routed, rows=self._pull_rows(routed, tables, bases))
         if self.meeting is None or routed.before is None:
             return routed
-        given = tf.gather(routed.rows, routed.last.positions)
-        given = self.meeting.out(given, self.wire, ROWS)
-        rows, _ = all_to_all(given, routed.before[1], self.meeting.among, first.splits)
+        hop_rows = tf.gather(routed.rows, routed.last.positions)
+        hop_rows = self.meeting.out(hop_rows, self.wire, ROWS)
+        rows, _ = all_to_all(hop_rows, routed.before[1], self.meeting.among, first.splits)
         return replace(routed, rows=tf.cast(rows, routed.rows.dtype))
 
     def announce(self, first: Hop, bases: Sequence[int]) -> RoutedKeys:
@@ -165,10 +166,10 @@ class Transport(ABC):
         A push of rows of several batches thus takes one additional round.
         """
         if self.meeting is None:
-            return self._tell_owners(first, bases)
-        asked, counts = all_to_all(first.keys, first.splits, self.meeting.among)
-        last = self._to_owners([LookupIds(asked)], asked.dtype)
-        return replace(self._tell_owners(last, bases), before=(first, counts))
+            return self._send_keys(first, bases)
+        requested, counts = all_to_all(first.keys, first.splits, self.meeting.among)
+        last = self._to_owners([LookupIds(requested)], requested.dtype)
+        return replace(self._send_keys(last, bases), before=(first, counts))
 
     def push(self, routed: RoutedKeys, rows: Tensor) -> Tensor:
         """Sends gradient rows `[u, width]` of the first hop's keys over it; returns sums by `routed.last`'s keys."""
@@ -180,7 +181,7 @@ class Transport(ABC):
         return tf.math.unsorted_segment_sum(received, routed.last.positions, tf.size(routed.last.keys))
 
     @abstractmethod
-    def hand_over(
+    def send_gradient_rows(
         self,
         routed: RoutedKeys,
         rows: Tensor,
@@ -205,21 +206,21 @@ class Transport(ABC):
 
     @abstractmethod
     def requests(self, first: Hop, last: Hop, away: list[int]) -> Requests:
-        """The counted properties of a run, with `away` marking workers on other hosts."""
+        """The counted properties of a run, with `remote` marking workers on other hosts."""
 
     @abstractmethod
     def push_id_bytes(self, id_bytes: int) -> int:
         """Bytes of a row number in a push, where a key of the exchange has `id_bytes`; 0 if the push sends none."""
 
-    def _to_owners(self, wanted: list[LookupIds], key_type: DType) -> Hop:
-        return leg(wanted, self.ownership.pattern, self.ownership.holders, key_type, to_owners=True)
+    def _to_owners(self, requested: list[LookupIds], key_type: DType) -> Hop:
+        return prepare_hop(requested, self.ownership.pattern, self.ownership.holders, key_type, to_owners=True)
 
     @abstractmethod
-    def _tell_owners(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
+    def _send_keys(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
         """Sends owners the last hop's keys, where they are not part of every request."""
 
     @abstractmethod
-    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
+    def _pull_rows(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
         """The rows of the last hop's keys `[m, width]`."""
 
 
@@ -235,20 +236,20 @@ class WorkerTransport(Transport):
         super().__init__(ownership, meeting, wire)
         self.share = ownership.shares[rank]
 
-    def _tell_owners(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
-        asked, counts = all_to_all(last.local, last.splits)
-        return RoutedKeys(None, None, last, asked, counts, table_of(asked, self._mine(bases)))
+    def _send_keys(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
+        requested, counts = all_to_all(last.local, last.splits)
+        return RoutedKeys(None, None, last, requested, counts, table_of(requested, self._find_local_bases(bases)))
 
-    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
-        given = _local_rows(tables, routed.asked, routed.table_of_asked, self._mine(bases))
-        rows, _ = all_to_all(self.wire.out(given, ROWS), routed.asked_splits, arriving=routed.last.splits)
+    def _pull_rows(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
+        local_rows = _local_rows(tables, routed.requested, routed.table_of_requested, self._find_local_bases(bases))
+        rows, _ = all_to_all(self.wire.out(local_rows, ROWS), routed.requested_splits, arriving=routed.last.splits)
         return tf.cast(rows, tables[0].dtype)
 
-    def _mine(self, bases: Sequence[int]) -> list[int]:
+    def _find_local_bases(self, bases: Sequence[int]) -> list[int]:
         """The local row number at which each table begins, and at which the last one ends."""
         return [base * self.share for base in bases]
 
-    def hand_over(
+    def send_gradient_rows(
         self,
         routed: RoutedKeys,
         rows: Tensor,
@@ -256,23 +257,23 @@ class WorkerTransport(Transport):
         tables: Sequence[int],
         count: Callable[[], Operation],
     ) -> list[tuple[Tensor, Tensor]]:
-        """See `Transport.hand_over`."""
-        arrived = self._arrive(routed, rows, bases)
+        """See `Transport.send_gradient_rows`."""
+        arrived = self._receive_rows(routed, rows, bases)
         with tf.control_dependencies([count()]):
             return [(tf.identity(arrived[table][0]), tf.identity(arrived[table][1])) for table in tables]
 
-    def _arrive(self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    def _receive_rows(self, routed: RoutedKeys, rows: Tensor, bases: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """The rows that arrive at this worker, for each table of the exchange."""
         sent = self.wire.out(rows, GRADIENTS)
-        received, _ = all_to_all(sent, routed.last.splits, arriving=routed.asked_splits)
+        received, _ = all_to_all(sent, routed.last.splits, arriving=routed.requested_splits)
         received = tf.cast(received, rows.dtype)
         tables = len(bases) - 1
         if tables == 1:
-            return [(received, routed.asked)]
-        mine = tf.constant(self._mine(bases[:-1]), routed.asked.dtype)
-        local = routed.asked - tf.gather(mine, routed.table_of_asked)
-        received_by_table = tf.dynamic_partition(received, routed.table_of_asked, tables)
-        local_by_table = tf.dynamic_partition(local, routed.table_of_asked, tables)
+            return [(received, routed.requested)]
+        mine = tf.constant(self._find_local_bases(bases[:-1]), routed.requested.dtype)
+        local = routed.requested - tf.gather(mine, routed.table_of_requested)
+        received_by_table = tf.dynamic_partition(received, routed.table_of_requested, tables)
+        local_by_table = tf.dynamic_partition(local, routed.table_of_requested, tables)
         return list(zip(received_by_table, local_by_table, strict=True))
 
     def requests(self, first: Hop, last: Hop, away: list[int]) -> Requests:
@@ -300,23 +301,23 @@ class ServerTransport(Transport):
     @property
     def proxies(self) -> tuple[int, ...]:
         """For each slot of the pattern the worker that addresses its server for all; empty where every worker does."""
-        return self.meeting.asker_of_slot if self.meeting is not None and self.meeting.among == WORKERS else ()
+        return self.meeting.requester_of_slot if self.meeting is not None and self.meeting.among == WORKERS else ()
 
-    def _tell_owners(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
+    def _send_keys(self, last: Hop, bases: Sequence[int]) -> RoutedKeys:
         return RoutedKeys(None, None, last)
 
-    def _from_owners(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
+    def _pull_rows(self, routed: RoutedKeys, tables: list[TableRows], bases: Sequence[int]) -> Tensor:
         (table,) = tables
         local = self._by_partition(routed.last, routed.last.local)
-        found = []
+        pulled = []
         for number in self.pushers.partitions:
             with tf.device(table.devices[number]):
                 rows = _gather(table, table.parts[number], local[number])
-                found.append(rows if self.proxies else self.wire.round_rows(rows))
-        rows = tf.concat(found, 0) if found else tf.zeros([0, math.prod(table.row_shape)], table.dtype)
+                pulled.append(rows if self.proxies else self.wire.round_rows(rows))
+        rows = tf.concat(pulled, 0) if pulled else tf.zeros([0, math.prod(table.row_shape)], table.dtype)
         return tf.cast(rows, table.dtype)
 
-    def hand_over(
+    def send_gradient_rows(
         self,
         routed: RoutedKeys,
         rows: Tensor,
@@ -324,7 +325,7 @@ class ServerTransport(Transport):
         tables: Sequence[int],
         count: Callable[[], Operation],
     ) -> list[tuple[Tensor, Tensor]]:
-        """See `Transport.hand_over`; between a front and its server rows are not rounded."""
+        """See `Transport.send_gradient_rows`; between a front and its server rows are not rounded."""
         last = routed.last
         with tf.control_dependencies([count()]):
             sent = tf.identity(rows)
@@ -354,12 +355,12 @@ def table_of(keys: Tensor, bases: Sequence[int]) -> Tensor:
     return tf.searchsorted(tf.constant(bases[1:-1], keys.dtype), keys, side="right")
 
 
-def _local_rows(tables: list[TableRows], asked: Tensor, table_of_asked: Tensor, bases: Sequence[int]) -> Tensor:
-    if table_of_asked is None:
-        return _gather(tables[0], tables[0].parts[0], asked)
+def _local_rows(tables: list[TableRows], requested: Tensor, table_of_requested: Tensor, bases: Sequence[int]) -> Tensor:
+    if table_of_requested is None:
+        return _gather(tables[0], tables[0].parts[0], requested)
     count = len(tables)
-    numbers = tf.dynamic_partition(asked, table_of_asked, count)
-    places = tf.dynamic_partition(tf.range(tf.size(asked)), table_of_asked, count)
+    numbers = tf.dynamic_partition(requested, table_of_requested, count)
+    places = tf.dynamic_partition(tf.range(tf.size(requested)), table_of_requested, count)
     rows = [
         _gather(t, t.parts[0], n - tf.constant(b, n.dtype)) for t, n, b in zip(tables, numbers, bases, strict=False)
     ]
@@ -368,7 +369,7 @@ def _local_rows(tables: list[TableRows], asked: Tensor, table_of_asked: Tensor, 
 
 def _gather(table: TableRows, rows: Tensor, local: Tensor) -> Tensor:
     if rows.dtype == tf.resource:
-        found = tf.raw_ops.ResourceGather(resource=rows, indices=local, dtype=table.dtype)
+        gathered = tf.raw_ops.ResourceGather(resource=rows, indices=local, dtype=table.dtype)
     else:
-        found = tf.raw_ops.GatherV2(params=rows, indices=local, axis=0)
-    return tf.reshape(found, [-1, math.prod(table.row_shape)])
+        gathered = tf.raw_ops.GatherV2(params=rows, indices=local, axis=0)
+    return tf.reshape(gathered, [-1, math.prod(table.row_shape)])

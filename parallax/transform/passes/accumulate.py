@@ -24,48 +24,48 @@ from parallax.transform.passes.micro_shares import weigh
 
 def keep_gradients(editor: Editor, rewrites: Rewrites) -> None:
     """Accumulates every gradient, so that its consumers see all batches of an update."""
-    for number, keep in enumerate(rewrites.keeps):
+    for number, keep in enumerate(rewrites.accumulated_gradients):
         _keep(editor, keep, rewrites.terms.accumulate_steps, f"{SCOPE}/keep_{number}")
-    for alike in rewrites.alike_rows:
+    for equal_rows in rewrites.alike_rows:
         with tf.name_scope(f"{SCOPE}/alike_rows/"):
-            row = editor.at(alike.edge)[:1]
-            rows = tf.raw_ops.Shape(input=editor.at(alike.like))[:1]  # tf.shape would return the static one
-            editor.redirect([alike.edge], tf.broadcast_to(row, tf.concat([rows, tf.shape(row)[1:]], 0)))
+            row = editor.at(equal_rows.edge)[:1]
+            rows = tf.raw_ops.Shape(input=editor.at(equal_rows.like))[:1]  # tf.shape would return the static one
+            editor.redirect([equal_rows.edge], tf.broadcast_to(row, tf.concat([rows, tf.shape(row)[1:]], 0)))
 
 
 def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> None:
-    kept: list[_KeptGradients] = []
+    accumulators: list[_KeptGradients] = []
     with tf.name_scope(f"{label}/"):
         share = editor.shares[keep.batch] if keep.batch else None
-        weights = _weights(editor, keep, share, label, kept)
+        weights = _weights(editor, keep, share, label, accumulators)
         gradient = editor.at(keep.value_edges[0]) if keep.value_edges else editor.tensor(keep.values)
         if keep.power is not None:  # the first micro-batch may be the last one, and then nothing is accumulated
             gradient = tf.ensure_shape(gradient, [None, *keep.shape[1:]] if keep.indices else keep.shape)
         if keep.indices:
-            total = _rows(editor, keep, gradient, weights, kept, label)
+            total = _rows(editor, keep, gradient, weights, accumulators, label)
         else:
-            own = gradient if share is None or keep.is_counted else share.zero_uncounted(gradient)
-            total = _total(own, f"{label}/gradient", kept, True, weights)
-        editor.kept[keep.values] = total * tf.constant(1.0 / steps, gradient.dtype) if weights is None else total
-    editor.redirect(keep.value_edges, editor.kept[keep.values])
+            counted = gradient if share is None or keep.is_counted else share.zero_uncounted(gradient)
+            total = _total(counted, f"{label}/gradient", accumulators, True, weights)
+        editor.accumulated[keep.values] = total * tf.constant(1.0 / steps, gradient.dtype) if weights is None else total
+    editor.redirect(keep.value_edges, editor.accumulated[keep.values])
     if keep.indices:
-        editor.redirect(keep.index_edges, editor.kept[keep.indices])
-    begin, add, take = zip(*((one.begin, one.add, one.take) for one in kept), strict=True)
-    nothing = tuple(one.nothing for one in kept)
+        editor.redirect(keep.index_edges, editor.accumulated[keep.indices])
+    begin, add, take = zip(*((one.begin, one.add, one.take) for one in accumulators), strict=True)
+    nothing = tuple(one.nothing for one in accumulators)
     editor.keepings.append(GradientAccumulation(keep.values, begin, add, take, nothing))
 
 
 def _weights(
-    editor: Editor, keep: AccumulateGradient, share: BatchShare | None, label: str, kept: list[_KeptGradients]
+    editor: Editor, keep: AccumulateGradient, share: BatchShare | None, label: str, accumulators: list[_KeptGradients]
 ) -> _Weights | None:
     """The weights of the batches so far, and of this run's; None where all are equal."""
     if keep.power is not None:
         return _Weights(None, weigh(editor, tf.constant(1.0, tf.float64), keep.power))
     if share is None:
         return None
-    rows = _total(share.rows, f"{label}/examples", kept, adds=True)
-    own = tf.math.divide_no_nan(tf.cast(share.rows, tf.float64), tf.cast(rows, tf.float64))
-    return _Weights(1.0 - own, own)
+    rows = _total(share.rows, f"{label}/examples", accumulators, adds=True)
+    local = tf.math.divide_no_nan(tf.cast(share.rows, tf.float64), tf.cast(rows, tf.float64))
+    return _Weights(1.0 - local, local)
 
 
 def _rows(
@@ -73,7 +73,7 @@ def _rows(
     keep: AccumulateGradient,
     gradient: Tensor,
     weights: _Weights | None,
-    kept: list[_KeptGradients],
+    accumulators: list[_KeptGradients],
     label: str,
 ) -> Tensor:
     """The values of all batches, piece by piece, as their later treatment depends on the piece."""
@@ -90,13 +90,13 @@ def _rows(
         if keep.batch and (piece is None or piece.kind != "shared"):  # a worker without examples has none
             counted = editor.shares[keep.batch].counted_rows
             rows, ids, keys = counted(rows), counted(ids), counted(keys) if keys is not None else None
-        all_values.append(_total(rows, f"{label}/values_{number}", kept, adds, weights))
-        all_indices.append(ids if adds else _total(ids, f"{label}/indices_{number}", kept))
+        all_values.append(_total(rows, f"{label}/values_{number}", accumulators, adds, weights))
+        all_indices.append(ids if adds else _total(ids, f"{label}/indices_{number}", accumulators))
         if piece is not None:
             if keys is not None:
-                editor.kept_keys[piece] = _total(keys, f"{label}/keys_{number}", kept)
-            editor.kept_sizes[piece] = tf.size(all_indices[-1])
-    editor.kept[keep.indices] = tf.concat(all_indices, 0)
+                editor.accumulated_keys[piece] = _total(keys, f"{label}/keys_{number}", accumulators)
+            editor.accumulated_sizes[piece] = tf.size(all_indices[-1])
+    editor.accumulated[keep.indices] = tf.concat(all_indices, 0)
     return tf.concat(all_values, 0)
 
 
@@ -116,22 +116,22 @@ class _Weights:
 
     Attributes:
         before: None where they were weighted when they were accumulated.
-        own: of this run's.
+        local: of this run's.
     """
 
     before: Tensor | None
-    own: Tensor
+    local: Tensor
 
 
 def _total(
-    tensor: Tensor, name: str, kept: list[_KeptGradients], adds: bool = False, weights: _Weights | None = None
+    tensor: Tensor, name: str, accumulators: list[_KeptGradients], adds: bool = False, weights: _Weights | None = None
 ) -> Tensor:
     """A tensor of all batches so far, including this run's: summed, or else concatenated.
 
     Args:
         tensor: this run's.
         name: of the accumulator variable.
-        kept: a list to which the variable's ops are added.
+        accumulators: a list to which the variable's ops are added.
         adds: whether batches are summed.
         weights: their weights, where these differ.
     """
@@ -139,14 +139,14 @@ def _total(
     with tf.name_scope(f"{name}/"):
         handle = tf.raw_ops.VarHandleOp(dtype=tensor.dtype, shape=shape, shared_name=name, name="handle")
         before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tensor.dtype, name="take")
-        own = tensor if weights is None else tensor * tf.cast(weights.own, tensor.dtype)
-        first, parts = own, [before, own]
+        weighed = tensor if weights is None else tensor * tf.cast(weights.local, tensor.dtype)
+        first, parts = weighed, [before, weighed]
         if weights is not None and weights.before is not None:
-            first, parts = tensor, [before * tf.cast(weights.before, tensor.dtype), own]
+            first, parts = tensor, [before * tf.cast(weights.before, tensor.dtype), weighed]
         total = tf.add_n(parts) if adds else tf.concat(parts, 0)
         begin = tf.raw_ops.AssignVariableOp(resource=handle, value=first, name="begin")
         add = tf.raw_ops.AssignVariableOp(resource=handle, value=total, name="add")
     lengths = tuple(length or 0 for length in shape.as_list()) if shape.rank is not None else ()
     nothing = str(before.name), lengths, str(tensor.dtype.name)
-    kept.append(_KeptGradients(str(begin.name), str(add.name), str(before.op.name), nothing))
+    accumulators.append(_KeptGradients(str(begin.name), str(add.name), str(before.op.name), nothing))
     return total

@@ -116,9 +116,9 @@ def cut_stages(
         messages = find_messages(graph_to_cut(view, everywhere, view.topological_order()), places)
     packed = frozenset(tensor for one in packs for tensor in one.tensors)
     made = StageGraph(cut.count, stage, graph_def, places, messages, packed)
-    found = _stage_of(graph_def, view, made)
-    check_messages(found, made)
-    return found, made
+    graph_of_stage = _stage_of(graph_def, view, made)
+    check_messages(graph_of_stage, made)
+    return graph_of_stage, made
 
 
 def _stage_of(graph_def: GraphDef, view: GraphView, made: StageGraph) -> GraphDef:
@@ -129,32 +129,34 @@ def _stage_of(graph_def: GraphDef, view: GraphView, made: StageGraph) -> GraphDe
         if one.target == made.stage and not one.tensor:
             for taker in one.takers:
                 words.setdefault(taker, []).append(one)
-    found = tf.compat.v1.GraphDef()
-    found.versions.CopyFrom(graph_def.versions)
-    found.library.CopyFrom(graph_def.library)
+    graph_of_stage = tf.compat.v1.GraphDef()
+    graph_of_stage.versions.CopyFrom(graph_def.versions)
+    graph_of_stage.library.CopyFrom(graph_def.library)
     for node in graph_def.node:
         if made.is_here(node.name):
-            own = found.node.add()
+            own = graph_of_stage.node.add()
             own.CopyFrom(node)
             _lead(own, made, received, words.get(node.name, ()))
     for one in made.messages:
         if one.source == made.stage:
-            _add_send(found, view, one)
+            _add_send(graph_of_stage, view, one)
         elif one.target == made.stage:
-            _add_receive(found, view, one)
-    return found
+            _add_receive(graph_of_stage, view, one)
+    return graph_of_stage
 
 
 def _lead(node: NodeDef, made: StageGraph, received: Mapping[str, StageMessage], words: Iterable[StageMessage]) -> None:
     """Redirects a node to received tensors, and makes it wait for local nodes and for the signals of other stages."""
-    taken = []
+    new_inputs = []
     for name in node.input:
         before = name[1:] if name.startswith("^") else split_tensor(tensor_name(name))[0]
         if made.is_here(before):
-            taken.append(name)
+            new_inputs.append(name)
         elif not name.startswith("^"):
-            taken.insert(sum(not one.startswith("^") for one in taken), receive_name(received[tensor_name(name)]))
-    node.input[:] = [*taken, *(f"^{receive_name(one)}" for one in words)]
+            new_inputs.insert(
+                sum(not one.startswith("^") for one in new_inputs), receive_name(received[tensor_name(name)])
+            )
+    node.input[:] = [*new_inputs, *(f"^{receive_name(one)}" for one in words)]
     for attribute in _OF_ONE_PROCESS:
         node.attr.pop(attribute, None)
 

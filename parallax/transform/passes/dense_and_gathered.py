@@ -34,7 +34,7 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
             editor.redirect(shared.edges, _keep_on_last_worker(editor, editor.at(shared.edges[0]), shared))
     for feed in rewrites.broadcasts:
         with tf.name_scope(f"{SCOPE}/broadcast/"):
-            editor.redirect(feed.edges, editor.together.broadcast(editor.tensor(feed.tensor)))
+            editor.redirect(feed.edges, editor.reducer.broadcast(editor.tensor(feed.tensor)))
     for reduction in rewrites.all_reduces:
         if reduction.table:
             continue  # its parts are on servers
@@ -42,7 +42,7 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
             reduced = _reduce(editor, reduction)
         editor.redirect(reduction.edges, reduced)
         if reduction.kind not in ("mean", "gradient"):  # its own gradient may be fetched, a part of a sum not
-            editor.whole[reduction.tensor] = str(reduced.name)
+            editor.full_tensors[reduction.tensor] = str(reduced.name)
 
 
 def _reduce(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
@@ -51,24 +51,24 @@ def _reduce(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
     if reduction.kind == "rows_mean":
         return _mean_of_rows(editor, reduction)
     became_dense = editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum"
-    build = partial(_build, editor.together, editor.worker.size, reduction.kind, became_dense)
+    build = partial(_build, editor.reducer, editor.worker.size, reduction.kind, became_dense)
     shares = [editor.shares[reduction.batch].is_counted] if reduction.batch else []
-    if reduction.tensor in editor.kept or not editor.together.can_be_copied(named.dtype):
+    if reduction.tensor in editor.accumulated or not editor.reducer.can_be_copied(named.dtype):
         return build(editor.leaving(reduction.tensor), *shares)
     return editor.copies.copy((_build, reduction.kind, became_dense), build, [named, *shares])
 
 
 def _build(
-    together: Reducer, workers: int, kind: str, became_dense: bool, tensor: Tensor, is_counted: Tensor | None = None
+    reducer: Reducer, workers: int, kind: str, became_dense: bool, tensor: Tensor, is_counted: Tensor | None = None
 ) -> Tensor:
     """One reduction by its kind (rewrites.AllReduce); gradients may travel in half precision."""
     if is_counted is not None:
         tensor = mask_uncounted(is_counted, tensor, "sum" if kind == "gradient" else kind)
     if kind == "mean":
-        return together.add_gradients(tensor, 1.0 / workers)
+        return reducer.add_gradients(tensor, 1.0 / workers)
     if kind == "gradient" or (kind == "sum" and became_dense):
-        return together.add_gradients(tensor)
-    return together.all_reduce(tensor, kind)
+        return reducer.add_gradients(tensor)
+    return reducer.all_reduce(tensor, kind)
 
 
 def _keep_on_last_worker(editor: Editor, values: Tensor, shared: SharedRows) -> Tensor:
@@ -76,14 +76,14 @@ def _keep_on_last_worker(editor: Editor, values: Tensor, shared: SharedRows) -> 
 
     The last worker has examples whenever any worker has (graph/batches.py): workers without examples send no rows.
     """
-    found = []
+    pieces_here = []
     for piece, rows in zip(shared.pieces, _split(editor, values, shared.pieces), strict=True):
         if piece.kind == "shared":
             # An open end: TensorFlow would fold a product with a known zero, and drop the all-reduce there.
             mine = open_end(tf.constant(1.0 if editor.worker.rank == editor.worker.size - 1 else 0.0, rows.dtype))
-            rows = editor.together.add_gradients(rows) * mine
-        found.append(rows)
-    return tf.concat(found, 0)
+            rows = editor.reducer.add_gradients(rows) * mine
+        pieces_here.append(rows)
+    return tf.concat(pieces_here, 0)
 
 
 def _split(editor: Editor, rows: Tensor, pieces: tuple[GradientPiece, ...]) -> list[Tensor]:
@@ -109,7 +109,7 @@ def _mean_of_rows(editor: Editor, reduction: AllReduce) -> Tensor:
         count = editor.shares[reduction.batch].zero_uncounted(count)
     weight = tf.cast(count, mean.dtype)
     total = tf.where(count > 0, mean * weight, tf.zeros_like(mean))
-    return editor.together.all_reduce(total) / editor.together.all_reduce(weight)
+    return editor.reducer.all_reduce(total) / editor.reducer.all_reduce(weight)
 
 
 def collect_rows(editor: Editor, rewrites: Rewrites) -> None:
@@ -157,7 +157,7 @@ def _densify(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) 
     A sparse Momentum, Adam or Ftrl update leaves untouched rows unchanged, so they must not reach the update.
     """
     with_count = tf.concat([values, tf.ones([tf.shape(values)[0], 1], values.dtype)], 1)
-    total = editor.together.add_gradients(tf.math.unsorted_segment_sum(with_count, indices, collect.rows))
+    total = editor.reducer.add_gradients(tf.math.unsorted_segment_sum(with_count, indices, collect.rows))
     touched = tf.where(total[:, -1] > 0)[:, 0]
     return tf.gather(total[:, :-1], touched), touched
 
@@ -170,15 +170,15 @@ def _gather(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -
 def _as_one_process(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Every row that one process would have, piece by piece."""
     pieces = collect.pieces
-    found = []
+    gathered = []
     for piece, rows, numbers in zip(
         pieces, _split(editor, values, pieces), _split(editor, indices, pieces), strict=True
     ):
         if piece.kind == "shared":
-            found.append((editor.together.add_gradients(rows), numbers))
+            gathered.append((editor.reducer.add_gradients(rows), numbers))
         else:
-            found.append(_of_all_workers(editor, collect, piece, rows, numbers))
-    return tf.concat([v for v, _ in found], 0), tf.concat([tf.cast(i, indices.dtype) for _, i in found], 0)
+            gathered.append(_of_all_workers(editor, collect, piece, rows, numbers))
+    return tf.concat([v for v, _ in gathered], 0), tf.concat([tf.cast(i, indices.dtype) for _, i in gathered], 0)
 
 
 def _of_all_workers(

@@ -25,10 +25,10 @@ from parallax.plans.rewrites import Lookup, Push, Rewrites, Table
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.deduplicated_ids import (
     DeduplicatedIds,
-    ask,
-    found_at,
+    deduplicate_ids,
+    gather_looked_up,
     id_bytes,
-    looked_up,
+    locate_ids,
     merge_equal_rows,
     merged_rows,
 )
@@ -55,22 +55,22 @@ class _Exchange:
 
     Attributes:
         number: of the group.
-        together: the group.
-        way: the transport to the owners.
+        group: the group.
+        transport: the transport to the owners.
         tables: the sources of the rows, in the order of the group's sources.
         table_of: lookup node -> index of its table.
         place_of: lookup node -> its index among the group's lookups.
-        asked: the requested rows of the lookups.
+        ids: the requested rows of the lookups.
         routed: the route of the rows.
     """
 
     number: int
-    together: PullGroup
-    way: Transport
+    group: PullGroup
+    transport: Transport
     tables: list[TableRows]
     table_of: dict[str, int]
     place_of: dict[str, int]
-    asked: DeduplicatedIds
+    ids: DeduplicatedIds
     routed: RoutedKeys
 
 
@@ -80,13 +80,13 @@ class _GatheredRows:
 
     Attributes:
         rows: `[u, width]`, in the order of the route's last hop.
-        asked: the rows that they belong to: the pulled ones, unless the push has its own.
+        ids: the rows that they belong to: the pulled ones, unless the push has its own.
         routed: their route.
         names_rows: whether the push has its own rows.
     """
 
     rows: Tensor
-    asked: DeduplicatedIds
+    ids: DeduplicatedIds
     routed: RoutedKeys
     names_rows: bool
 
@@ -96,9 +96,9 @@ def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
     groups = group(editor.view, rewrites)
     arrived: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for_servers: dict[int, list[tuple[_Exchange, _GatheredRows]]] = {}
-    for number, together in enumerate(groups.pulls):
-        exchange = _pull(editor, rewrites, number, together)
-        for site in together.sites:
+    for number, pull_group in enumerate(groups.pulls):
+        exchange = _pull(editor, rewrites, number, pull_group)
+        for site in pull_group.sites:
             members = [i for i, s in enumerate(groups.sites) if s == site and _carries(exchange, rewrites, i)]
             if not members:
                 continue
@@ -106,13 +106,15 @@ def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
             if rewrites.table(rewrites.pushes[members[0]].table).servers:  # which consume all rows of a push together
                 for_servers.setdefault(members[0], []).append((exchange, gathered))
                 continue
-            rows_by_push = _hand_over(editor, rewrites, exchange, members, gathered)
+            rows_by_push = _send_gradient_rows(editor, rewrites, exchange, members, gathered)
             for index, rows in zip(members, rows_by_push, strict=True):
                 arrived.setdefault(index, []).append(rows)
     for index, pieces in sorted(arrived.items()):
         _deliver(editor, rewrites.pushes[index], pieces, rewrites.table(rewrites.pushes[index].table).row_shape)
     for index, sent in sorted(for_servers.items()):
-        by_partition = [_hand_over(editor, rewrites, exchange, [index], gathered) for exchange, gathered in sent]
+        by_partition = [
+            _send_gradient_rows(editor, rewrites, exchange, [index], gathered) for exchange, gathered in sent
+        ]
         pushers = _pushers(editor, rewrites.table(rewrites.pushes[index].table), rewrites.terms.synchronous)
         push_rows(editor, rewrites, index, by_partition, pushers)
 
@@ -120,7 +122,7 @@ def exchange_rows(editor: Editor, rewrites: Rewrites) -> None:
 def _carries(exchange: _Exchange, rewrites: Rewrites, index: int) -> bool:
     """Whether a push uses this exchange: that of each of its lookups, or, with its own rows, of the first."""
     nodes = _nodes(exchange, rewrites.pushes[index])
-    return bool(nodes) and (not rewrites.keeps or nodes[0] == rewrites.pushes[index].lookups[0])
+    return bool(nodes) and (not rewrites.accumulated_gradients or nodes[0] == rewrites.pushes[index].lookups[0])
 
 
 def _nodes(exchange: _Exchange, one: Push) -> list[str]:
@@ -128,27 +130,29 @@ def _nodes(exchange: _Exchange, one: Push) -> list[str]:
     return [node for node in one.lookups if node in exchange.place_of]
 
 
-def _pull(editor: Editor, rewrites: Rewrites, number: int, together: PullGroup) -> _Exchange:
+def _pull(editor: Editor, rewrites: Rewrites, number: int, group: PullGroup) -> _Exchange:
     view = editor.view
-    tables, table_of = [], {x.node: together.sources.index(view.inputs(x.node)[0]) for x in together.lookups}
-    for place, source in enumerate(together.sources):
-        lookup = next(x for x in together.lookups if table_of[x.node] == place)
+    tables, table_of = [], {x.node: group.sources.index(view.inputs(x.node)[0]) for x in group.lookups}
+    for place, source in enumerate(group.sources):
+        lookup = next(x for x in group.lookups if table_of[x.node] == place)
         tables.append(_rows_of(editor, rewrites.table(lookup.table), source, lookup.row_shape))
-    given, from_end = zip(*(_ids_of(editor, rewrites, x) for x in together.lookups), strict=True)
-    waits = [editor.operation(n) for n in view.controls(together.lookups[0].node)]
+    raw_ids, from_end = zip(*(_ids_of(editor, rewrites, x) for x in group.lookups), strict=True)
+    waits = [editor.operation(n) for n in view.controls(group.lookups[0].node)]
     with tf.name_scope(f"{SCOPE}/pull_{number}/"), tf.control_dependencies(waits):
-        ids = _after(waits, given)
-        way = _way(editor, rewrites.table(together.lookups[0].table), rewrites.terms.synchronous)
-        asked = ask(tables, [(table_of[x.node], i) for x, i in zip(together.lookups, ids, strict=True)], way, from_end)
-        routed = way.pull(asked.first, tables, asked.bases)
-        place_of = {x.node: i for i, x in enumerate(together.lookups)}
-        exchange = _Exchange(number, together, way, tables, table_of, place_of, asked, routed)
-        with tf.control_dependencies([_count(editor, exchange, "pull", asked, routed)]):
+        ids = _delay_ids(waits, raw_ids)
+        transport = _choose_transport(editor, rewrites.table(group.lookups[0].table), rewrites.terms.synchronous)
+        deduplicated = deduplicate_ids(
+            tables, [(table_of[x.node], i) for x, i in zip(group.lookups, ids, strict=True)], transport, from_end
+        )
+        routed = transport.pull(deduplicated.first, tables, deduplicated.bases)
+        place_of = {x.node: i for i, x in enumerate(group.lookups)}
+        exchange = _Exchange(number, group, transport, tables, table_of, place_of, deduplicated, routed)
+        with tf.control_dependencies([_count(editor, exchange, "pull", deduplicated, routed)]):
             results = [
-                looked_up(routed.rows, asked.positions[i], x, tables[table_of[n]].row_shape)
+                gather_looked_up(routed.rows, deduplicated.positions[i], x, tables[table_of[n]].row_shape)
                 for (n, i), x in zip(place_of.items(), ids, strict=True)
             ]
-    for lookup, result, cut in zip(together.lookups, results, asked.id_cuts, strict=True):
+    for lookup, result, cut in zip(group.lookups, results, deduplicated.id_cuts, strict=True):
         if lookup.combines:
             with tf.name_scope(f"{SCOPE}/pull_{number}/"):
                 every = tf.range(tf.size(editor.at(Edge(lookup.node, lookup.ids_slot))))
@@ -162,7 +166,7 @@ def _pull(editor: Editor, rewrites: Rewrites, number: int, together: PullGroup) 
     return exchange
 
 
-def _after(waits: list[Operation], ids: Sequence[Tensor]) -> list[Tensor]:
+def _delay_ids(waits: list[Operation], ids: Sequence[Tensor]) -> list[Tensor]:
     """Copies of ids that wait for other nodes; called within control dependencies on those nodes.
 
     Without a copy, only the constant shape of the first Reshape would have the control dependency, and TensorFlow's
@@ -177,9 +181,9 @@ def _ids_of(editor: Editor, rewrites: Rewrites, lookup: Lookup) -> tuple[Tensor,
 
     The latter only in graphs of front ends, where the ids in between are never fed.
     """
-    ids, given = editor.at(Edge(lookup.node, lookup.ids_slot)), editor.view.inputs(lookup.node)[lookup.ids_slot]
-    if rewrites.batches and not is_of_script(editor.view) and not lookup.combines and ids is editor.tensor(given):
-        before = ids_before(editor.view, given, rewrites.table(lookup.table).rows)
+    ids, source = editor.at(Edge(lookup.node, lookup.ids_slot)), editor.view.inputs(lookup.node)[lookup.ids_slot]
+    if rewrites.batches and not is_of_script(editor.view) and not lookup.combines and ids is editor.tensor(source):
+        before = ids_before(editor.view, source, rewrites.table(lookup.table).rows)
         if before is not None:
             return editor.tensor(before), True
     return ids, False
@@ -193,18 +197,18 @@ def _rows_of(editor: Editor, table: Table, source: str, row_shape: tuple[int, ..
     return TableRows(table.op, table.variable, table.rows, parts, dtype, row_shape, devices)
 
 
-def _way(editor: Editor, table: Table, synchronous: bool) -> Transport:
+def _choose_transport(editor: Editor, table: Table, synchronous: bool) -> Transport:
     worker, wire = editor.worker, editor.wire
-    ownership, meeting = table.ownership(worker.size), _meeting(worker, table, synchronous)
+    ownership, meeting = table.ownership(worker.size), _find_merge_group(worker, table, synchronous)
     if table.servers:
         return ServerTransport(ownership, meeting, wire, _pushers(editor, table, synchronous))
     return WorkerTransport(ownership, meeting, wire, worker.rank)
 
 
-def _meeting(worker: Worker, table: Table, synchronous: bool) -> MergeGroup | None:
+def _find_merge_group(worker: Worker, table: Table, synchronous: bool) -> MergeGroup | None:
     """The workers that merge their requests, if there are any."""
     pattern, size = table.ownership(worker.size).pattern, len(worker.neighbours)
-    fronts = _fronts(worker, table, synchronous)
+    fronts = _find_fronts(worker, table, synchronous)
     if fronts:
         return MergeGroup(WORKERS, worker.size, tuple(fronts[table.servers[partition]] for partition in pattern))
     if not worker.merges_in_host or not synchronous:
@@ -213,14 +217,14 @@ def _meeting(worker: Worker, table: Table, synchronous: bool) -> MergeGroup | No
     return MergeGroup(HOST, size, tuple(places))
 
 
-def _fronts(worker: Worker, table: Table, synchronous: bool) -> tuple[int, ...]:
+def _find_fronts(worker: Worker, table: Table, synchronous: bool) -> tuple[int, ...]:
     """For each server the worker that addresses it for all; empty where every worker does."""
     return server_proxies(worker.hosts, worker.servers) if synchronous and table.servers else ()
 
 
 def _pushers(editor: Editor, table: Table, synchronous: bool) -> Pushers:
     worker = editor.worker
-    fronts = _fronts(worker, table, synchronous)
+    fronts = _find_fronts(worker, table, synchronous)
     asks = [p for p, server in enumerate(table.servers) if not fronts or fronts[server] == worker.rank]
     return Pushers(tuple(asks), 1 if fronts else worker.size)
 
@@ -229,8 +233,8 @@ def _gather(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: li
     """The coalesced gradient rows of the pushes `members`, on the route of the pull, or on their own."""
     pushes = [rewrites.pushes[i] for i in members]
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
-        if rewrites.keeps:
-            return _with_own_rows(editor, rewrites, exchange, pushes)
+        if rewrites.accumulated_gradients:
+            return _gather_batch_rows(editor, rewrites, exchange, pushes)
         values, places = [], []
         for one in pushes:
             pieces = [_values(editor, rewrites, exchange, one), tf.concat(_places(editor, exchange, one), 0)]
@@ -238,25 +242,25 @@ def _gather(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: li
                 pieces = [editor.shares[one.batch].counted_rows(piece) for piece in pieces]
             values.append(_cut_open(editor, pieces[0], one))
             places.append(_cut_open(editor, pieces[1], one))
-        merged = merged_rows(exchange.asked, values, places)
-        return _GatheredRows(exchange.way.push(exchange.routed, merged), exchange.asked, exchange.routed, False)
+        merged = merged_rows(exchange.ids, values, places)
+        return _GatheredRows(exchange.transport.push(exchange.routed, merged), exchange.ids, exchange.routed, False)
 
 
-def _with_own_rows(editor: Editor, rewrites: Rewrites, exchange: _Exchange, pushes: list[Push]) -> _GatheredRows:
+def _gather_batch_rows(editor: Editor, rewrites: Rewrites, exchange: _Exchange, pushes: list[Push]) -> _GatheredRows:
     """Gradient rows of several batches, of which the pull of the last one has only a part."""
-    way, width = exchange.way, push_width(editor.view, rewrites, pushes[0])
+    transport, width = exchange.transport, push_width(editor.view, rewrites, pushes[0])
     ids = [editor.at(one.indices[0]) for one in pushes]
     tables = [exchange.table_of[one.lookups[0]] for one in pushes]
-    asked = ask(exchange.tables, list(zip(tables, ids, strict=True)), way)
-    for cut, one in zip(asked.id_cuts, pushes, strict=True):
+    deduplicated = deduplicate_ids(exchange.tables, list(zip(tables, ids, strict=True)), transport)
+    for cut, one in zip(deduplicated.id_cuts, pushes, strict=True):
         _may_be_cut(editor, cut, push_nodes(one))
     values = []
-    for one, own in zip(pushes, ids, strict=True):
-        rows = editor.at(one.values[0]) if one.values else tf.zeros([tf.raw_ops.Size(input=own), width])
+    for one, push_ids in zip(pushes, ids, strict=True):
+        rows = editor.at(one.values[0]) if one.values else tf.zeros([tf.raw_ops.Size(input=push_ids), width])
         values.append(_cut_open(editor, tf.reshape(rows, [-1, width]), one))
-    routed = way.announce(asked.first, asked.bases)
-    merged = merged_rows(asked, values, list(asked.positions))
-    return _GatheredRows(way.push(routed, merged), asked, routed, True)
+    routed = transport.announce(deduplicated.first, deduplicated.bases)
+    merged = merged_rows(deduplicated, values, list(deduplicated.positions))
+    return _GatheredRows(transport.push(routed, merged), deduplicated, routed, True)
 
 
 def _cut_open(editor: Editor, tensor: Tensor, one: Push) -> Tensor:
@@ -266,28 +270,28 @@ def _cut_open(editor: Editor, tensor: Tensor, one: Push) -> Tensor:
     return cut
 
 
-def _hand_over(
+def _send_gradient_rows(
     editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: list[int], gathered: _GatheredRows
 ) -> list[tuple[Tensor, Tensor]]:
     """Sends the gradient rows of the pushes `members` to their owners (Transport.hand_over)."""
     tables = [exchange.table_of[_nodes(exchange, rewrites.pushes[i])[0]] for i in members]
     with tf.name_scope(f"{SCOPE}/push_{exchange.number}/"):
         count = partial(_count_push, editor, exchange, gathered)
-        return exchange.way.hand_over(gathered.routed, gathered.rows, gathered.asked.bases, tables, count)
+        return exchange.transport.send_gradient_rows(gathered.routed, gathered.rows, gathered.ids.bases, tables, count)
 
 
 def _places(editor: Editor, exchange: _Exchange, one: Push) -> list[Tensor]:
     """For each lookup of a push that this exchange pulled, the positions of its pulled rows, `[n]`."""
-    found = []
+    places = []
     for node, searched in zip(one.lookups, one.searched, strict=True):
         if node not in exchange.place_of:
             continue
         if searched:
             ids = editor.tensor(searched)
-            found.append(found_at(exchange.asked, exchange.table_of[node], ids, exchange.way.slots))
+            places.append(locate_ids(exchange.ids, exchange.table_of[node], ids, exchange.transport.slots))
         else:
-            found.append(exchange.asked.positions[exchange.place_of[node]])
-    return found
+            places.append(exchange.ids.positions[exchange.place_of[node]])
+    return places
 
 
 def _values(editor: Editor, rewrites: Rewrites, exchange: _Exchange, one: Push) -> Tensor:
@@ -326,14 +330,14 @@ def _may_be_cut(editor: Editor, tensor: Tensor, needed_by: tuple[str, ...]) -> N
 
 
 def _count_push(editor: Editor, exchange: _Exchange, gathered: _GatheredRows) -> Operation:
-    return _count(editor, exchange, "push", gathered.asked, gathered.routed, gathered.names_rows, gathered.rows)
+    return _count(editor, exchange, "push", gathered.ids, gathered.routed, gathered.names_rows, gathered.rows)
 
 
 def _count(
     editor: Editor,
     exchange: _Exchange,
     kind: str,
-    asked: DeduplicatedIds,
+    deduplicated: DeduplicatedIds,
     routed: RoutedKeys,
     names_rows: bool = True,
     rows: Tensor = None,
@@ -342,27 +346,27 @@ def _count(
 
     Where `rows` are sent, the count waits for them: in a branch that is not taken nothing is sent.
     """
-    way = exchange.way
-    requests = way.requests(asked.first, routed.last, _away(editor.worker))
-    splits, away = requests.splits, requests.away
+    transport = exchange.transport
+    requests = transport.requests(deduplicated.first, routed.last, _mark_remote_workers(editor.worker))
+    splits, away = requests.splits, requests.remote
     asked_for, left = tf.reduce_sum(splits), tf.reduce_sum(splits * tf.constant(away, tf.int32))
-    of_id = id_bytes([t.rows for t in exchange.tables], way.slots) if names_rows else 0
+    of_id = id_bytes([t.rows for t in exchange.tables], transport.slots) if names_rows else 0
     width = math.prod(exchange.tables[0].row_shape) if rows is None else int(rows.shape[1])
     counter = Counter(
         tensor="",
         kind=kind,
         variables=tuple(t.variable for t in exchange.tables),
         row_bytes=width * editor.wire.rows_type(exchange.tables[0].dtype).size,
-        id_bytes=way.push_id_bytes(of_id) if kind == "push" else of_id,
-        trains=bool(exchange.together.sites),
-        route=way.route,
-        away=sum(away[one] for one in requests.asked_of) / len(requests.asked_of),
+        id_bytes=transport.push_id_bytes(of_id) if kind == "push" else of_id,
+        trains=bool(exchange.group.sites),
+        route=transport.route,
+        remote_fraction=sum(away[one] for one in requests.destination_of_slot) / len(requests.destination_of_slot),
     )
     with tf.control_dependencies([rows] if rows is not None else []):
-        return add_counter(editor, counter, [*tf.unstack(asked.distinct, len(exchange.tables)), asked_for, left])
+        return add_counter(editor, counter, [*tf.unstack(deduplicated.distinct, len(exchange.tables)), asked_for, left])
 
 
-def _away(worker: Worker) -> list[int]:
+def _mark_remote_workers(worker: Worker) -> list[int]:
     """For each worker 1 if messages to it leave this host, or, on one host, this process; else 0."""
     here = worker.neighbours if len(set(worker.hosts)) > 1 else (worker.rank,)
     return [int(rank not in here) for rank in range(worker.size)]

@@ -52,7 +52,7 @@ def add_full_batches(
         cut: the names of these steps.
     """
     nodes = {node.name: node for node in graph_def.node}
-    found = []
+    batches = []
     marked = [(name, node, full_length(node)) for name, node in nodes.items() if node.op == "Placeholder"]
     for name, node, of_all in marked:
         begin, after = place_of_share(of_all, worker.island, worker.islands)
@@ -64,11 +64,11 @@ def add_full_batches(
             continue
         first, end = place_of_share(total, worker.rank, worker.size)
         _add_full(graph_def, node, end - first)
-        found.append(FullBatch(f"{name}:0", f"{name}/full:0", end - first, f"{length}:0", total))
-    return tuple(found)
+        batches.append(FullBatch(f"{name}:0", f"{name}/full:0", end - first, f"{length}:0", total))
+    return tuple(batches)
 
 
-def led_to_full(feeds: Mapping[str, Value], full: Sequence[FullBatch]) -> dict[str, Value] | None:
+def redirect_to_full(feeds: Mapping[str, Value], full: Sequence[FullBatch]) -> dict[str, Value] | None:
     """The feeds of a run, redirected to the placeholders of full batches; None where some batch is not full.
 
     Args:
@@ -113,7 +113,7 @@ def _add_default(graph_def: GraphDef, name: str, dtype: int, shape: TensorShapeP
     """
     kind = tf.as_dtype(dtype)
     lengths = tf.make_tensor_proto([max(dim.size, 0) for dim in shape.dim], tf.int32)
-    inputs = {"dims": (tf.int32, lengths), "value": (kind, tf.make_tensor_proto(_nothing(kind), kind))}
+    inputs = {"dims": (tf.int32, lengths), "value": (kind, tf.make_tensor_proto(_make_filler(kind), kind))}
     for part, (of_type, value) in inputs.items():
         node = graph_def.node.add(op="Const", name=f"{name}/default/{part}", device=device)
         node.attr["dtype"].type = of_type.as_datatype_enum
@@ -124,7 +124,7 @@ def _add_default(graph_def: GraphDef, name: str, dtype: int, shape: TensorShapeP
     return str(fill.name)
 
 
-def _nothing(dtype: DType) -> float | int | bytes | bool:
+def _make_filler(dtype: DType) -> float | int | bytes | bool:
     """A value that is not a number, or no row of a table."""
     if dtype.is_floating or dtype.is_complex:
         return float("nan")

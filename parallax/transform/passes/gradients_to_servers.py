@@ -38,30 +38,30 @@ def _scatter(editor: Editor, rewrites: Rewrites, scatter: Scatter, label: str) -
         if not rewrites.terms.synchronous:
             _lead_parts(editor, scatter.edges, pieces, [])
             return
-        taken: list[Tensor] = []
-        given: list[Operation] = []
+        sums: list[Tensor] = []
+        contributions: list[Operation] = []
         for piece, server in zip(pieces, table.servers, strict=True):
             with tf.device(device_of(server)):
                 handle = tf.raw_ops.ConditionalAccumulator(
                     dtype=piece.dtype,
                     shape=piece.shape,
-                    shared_name=f"{label}/{len(given)}",
+                    shared_name=f"{label}/{len(contributions)}",
                     reduction_type="SUM",
                     name="accumulator",
                 )
-                given.append(
+                contributions.append(
                     tf.raw_ops.AccumulatorApplyGradient(
                         handle=handle, local_step=tf.constant(NEVER_STALE, tf.int64), gradient=piece, name="give"
                     )
                 )
                 if editor.worker.rank == 0:
                     size = tf.constant(editor.worker.size)
-                    with tf.control_dependencies([given[-1]]):
+                    with tf.control_dependencies([contributions[-1]]):
                         total = tf.raw_ops.AccumulatorTakeGradient(handle=handle, num_required=size, dtype=piece.dtype)
                     total.set_shape(piece.shape)
                     is_mean = scatter.kind == "mean"
-                    taken.append(total * tf.constant(1.0 / editor.worker.size, piece.dtype) if is_mean else total)
-    _lead_parts(editor, scatter.edges, taken, given)
+                    sums.append(total * tf.constant(1.0 / editor.worker.size, piece.dtype) if is_mean else total)
+    _lead_parts(editor, scatter.edges, sums, contributions)
 
 
 def push_rows(
@@ -78,10 +78,10 @@ def push_rows(
         pushers: the workers that contribute.
     """
     push = rewrites.pushes[index]
-    table, label = rewrites.table(push.table), f"{ALL_GIVE if pushers.number > 1 else FRONTS_GIVE}/{index}"
+    table, label = rewrites.table(push.table), f"{ALL_GIVE if pushers.count > 1 else FRONTS_GIVE}/{index}"
     row_shape = editor.at(push.values[0]).shape.as_list()[1:] if push.values else None
     index_type = editor.at(push.indices[0]).dtype
-    all_values, all_indices, given = [], [], []
+    all_values, all_indices, contributions = [], [], []
     for number, server in enumerate(table.servers):
         values = _join([by_partition[number][0] for by_partition in sent])
         indices = tf.cast(_join([by_partition[number][1] for by_partition in sent]), tf.int64)
@@ -90,21 +90,21 @@ def push_rows(
             if rewrites.terms.synchronous:
                 rows = table.local_shape(number, editor.worker.size)[0]
                 handle = accumulator(values, rows, f"{label}/{number}")
-                gives = [give(handle, values, indices, rows)] if number in pushers.partitions else []
-                given += gives
+                gives = [contribute(handle, values, indices, rows)] if number in pushers.partitions else []
+                contributions += gives
                 if editor.worker.rank > 0:
                     continue
                 with tf.control_dependencies(gives):
-                    values, indices = take(handle, values, pushers.number)
+                    values, indices = collect_sum(handle, values, pushers.count)
             if push.merge:
                 values, indices = merge_equal_rows(values, indices)
             all_indices.append(tf.cast(indices, index_type))
             if row_shape is not None:
                 all_values.append(tf.reshape(values, [-1, *row_shape]))
     # A worker that contributes nothing participates in sending the rows to those that do.
-    gone = given or [piece.op for by_partition in sent for piece in by_partition[0]]
-    _lead_parts(editor, push.values, all_values, gone)
-    _lead_parts(editor, push.indices, all_indices, gone)
+    sent_ops = contributions or [piece.op for by_partition in sent for piece in by_partition[0]]
+    _lead_parts(editor, push.values, all_values, sent_ops)
+    _lead_parts(editor, push.indices, all_indices, sent_ops)
 
 
 def accumulator(values: Tensor, rows: int, name: str) -> Tensor:
@@ -118,7 +118,7 @@ def accumulator(values: Tensor, rows: int, name: str) -> Tensor:
     )
 
 
-def give(handle: Tensor, values: Tensor, indices: Tensor, rows: int) -> Operation:
+def contribute(handle: Tensor, values: Tensor, indices: Tensor, rows: int) -> Operation:
     """Contributes this worker's gradient rows `[n, width]` of a partition of `rows` rows, numbered `[n]` int64."""
     return tf.raw_ops.SparseAccumulatorApplyGradient(
         handle=handle,
@@ -131,21 +131,23 @@ def give(handle: Tensor, values: Tensor, indices: Tensor, rows: int) -> Operatio
     )
 
 
-def take(handle: Tensor, like: Tensor, pushers: int) -> tuple[Tensor, Tensor]:
+def collect_sum(handle: Tensor, like: Tensor, pushers: int) -> tuple[Tensor, Tensor]:
     """The sum of all contributions: values `[m, width]` and row numbers `[m]`."""
-    taken = tf.raw_ops.SparseAccumulatorTakeGradient(handle=handle, num_required=tf.constant(pushers), dtype=like.dtype)
-    taken.values.set_shape([None, int(like.shape[1])])
-    taken.indices.set_shape([None])
-    return taken.values, taken.indices
+    accumulated = tf.raw_ops.SparseAccumulatorTakeGradient(
+        handle=handle, num_required=tf.constant(pushers), dtype=like.dtype
+    )
+    accumulated.values.set_shape([None, int(like.shape[1])])
+    accumulated.indices.set_shape([None])
+    return accumulated.values, accumulated.indices
 
 
 def _join(pieces: list[Tensor]) -> Tensor:
     return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
 
 
-def _lead_parts(editor: Editor, edges: tuple[Edge, ...], parts: list[Tensor], given: list[Operation]) -> None:
+def _lead_parts(editor: Editor, edges: tuple[Edge, ...], parts: list[Tensor], contributions: list[Operation]) -> None:
     for edge in edges:
         if parts:
             editor.redirected_parts[edge] = parts
-        if given:
-            editor.arrivals[edge] = given
+        if contributions:
+            editor.arrivals[edge] = contributions

@@ -22,7 +22,7 @@ from parallax.base.types import Array, Operation, Tensor
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import Rewrites
-from parallax.transform.building.editor import CutWhole, Editor
+from parallax.transform.building.editor import Editor, SlicedValue
 from parallax.transform.building.random_rows import (
     NORMAL,
     TRUNCATED_NORMAL,
@@ -33,7 +33,7 @@ from parallax.transform.building.random_rows import (
     random_rows,
 )
 from parallax.transform.passes.seeds import seeds_of
-from parallax.transform.passes.server_partitions import rows_of
+from parallax.transform.passes.server_partitions import slice_holder_rows
 
 _ELEMENTWISE = frozenset("Abs Add AddV2 Cast Identity Maximum Minimum Mul Neg RealDiv Square StopGradient Sub".split())
 _STATEFUL = {
@@ -53,7 +53,7 @@ _PHILOX = (1, 3)
 """Numbers of the algorithms that are Philox on a CPU: Philox itself, and TensorFlow's default."""
 
 
-class OwnRows:
+class LocalRows:
     """Computes rows of full values while a graph is edited.
 
     A value that two tables of equal ownership read is computed once, as in the user's graph.
@@ -61,15 +61,15 @@ class OwnRows:
     Attributes:
         editor: the editor.
         initial_random: random ops of initial values, equal on all workers.
-        read_whole: edges to which local rows are gathered; that is done later, on the user's own nodes.
-        made: (tensor, rows, ownership, holder, device) -> the rows.
+        gathered_edges: edges to which local rows are gathered; that is done later, on the user's own nodes.
+        rows_by_request: (tensor, rows, ownership, holder, device) -> the rows.
     """
 
     def __init__(self, editor: Editor, rewrites: Rewrites) -> None:
         self.editor = editor
         self.initial_random = frozenset(rewrites.equal_random_ops)
-        self.read_whole = frozenset(edge for gather in rewrites.gathers for edge in gather.edges)
-        self.made: dict[tuple[str, int, Ownership, int, str], Tensor] = {}
+        self.gathered_edges = frozenset(edge for gather in rewrites.gathers for edge in gather.edges)
+        self.rows_by_request: dict[tuple[str, int, Ownership, int, str], Tensor] = {}
 
     def at(self, edge: Edge, variable: str, rows: int, ownership: Ownership, holder: int, device: str = "") -> Tensor:
         """The rows of one owner of an edge's input, in the order of its local rows.
@@ -88,8 +88,10 @@ class OwnRows:
 class _Cut:
     """The rows of one owner."""
 
-    def __init__(self, own: OwnRows, variable: str, rows: int, ownership: Ownership, holder: int, device: str) -> None:
-        self.own, self.editor, self.view = own, own.editor, own.editor.view
+    def __init__(
+        self, local_rows: LocalRows, variable: str, rows: int, ownership: Ownership, holder: int, device: str
+    ) -> None:
+        self.local_rows, self.editor, self.view = local_rows, local_rows.editor, local_rows.editor.view
         self.variable, self.rows, self.ownership, self.holder, self.device = variable, rows, ownership, holder, device
         self.count = ownership.count(holder, rows)
         self.rules: dict[str, Callable[[str, tuple[int, ...]], Tensor]] = {
@@ -110,20 +112,25 @@ class _Cut:
             return self._cut(self.editor.at(edge))
         tensor = self.view.inputs(edge.node)[edge.slot]
         key = (tensor, self.rows, self.ownership, self.holder, self.device)
-        if key not in self.own.made:
+        if key not in self.local_rows.rows_by_request:
             made = self._compute(tensor)
             if made is None:
                 self._note(tensor)
                 made = self._cut(self.editor.tensor(tensor))
-            self.own.made[key] = made
-        return self.own.made[key]
+            self.local_rows.rows_by_request[key] = made
+        return self.local_rows.rows_by_request[key]
 
     def _compute(self, tensor: str) -> Tensor | None:
         """The rows, by the rule of the producing op; None where there is none."""
         node, shape = split_tensor(tensor)[0], self._shape(tensor)
         rule = self.rules.get(self.view.op(node))
         edges = [Edge(node, slot) for slot in range(len(self.view.inputs(node)))]
-        if rule is None or shape is None or not self._has_rows(shape) or not self.own.read_whole.isdisjoint(edges):
+        if (
+            rule is None
+            or shape is None
+            or not self._has_rows(shape)
+            or not self.local_rows.gathered_edges.isdisjoint(edges)
+        ):
             return None
         with tf.device(self._place(node)), tf.control_dependencies(self._waits(node)):
             return rule(node, shape)
@@ -138,15 +145,15 @@ class _Cut:
 
     def _cut(self, whole: Tensor) -> Tensor:
         with tf.device(None), tf.control_dependencies(None):
-            return rows_of(whole, self.ownership, self.holder)
+            return slice_holder_rows(whole, self.ownership, self.holder)
 
     def _note(self, tensor: str) -> None:
         """Records that a value is computed in full."""
         node, shape = split_tensor(tensor)[0], self._shape(tensor)
         size = math.prod(shape) * tf.dtypes.as_dtype(self.view.dtype(tensor)).size if shape is not None else 0
-        found = CutWhole(self.variable, node, self.view.op(node), size)
-        if found not in self.editor.cut_whole:
-            self.editor.cut_whole.append(found)
+        sliced = SlicedValue(self.variable, node, self.view.op(node), size)
+        if sliced not in self.editor.sliced_values:
+            self.editor.sliced_values.append(sliced)
 
     def _shape(self, tensor: str) -> tuple[int, ...] | None:
         """The static shape, if it is fully known."""
@@ -184,12 +191,12 @@ class _Cut:
 
     def _stateful(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
         dtype = tf.dtypes.as_dtype(self.view.dtype(f"{node}:0"))
-        if node not in self.own.initial_random or dtype.name not in TYPES:
+        if node not in self.local_rows.initial_random or dtype.name not in TYPES:
             return None
-        drawn = DrawnTensor(_STATEFUL[self.view.op(node)], dtype, shape)
+        draw = DrawnTensor(_STATEFUL[self.view.op(node)], dtype, shape)
         bounds = [self.editor.at(Edge(node, slot)) for slot in range(1, len(self.view.inputs(node)))]
         seeds = seeds_of(self.view.nodes[node], node, True, self.editor.worker)
-        return random_rows(drawn, self.ownership, self.holder, seeds=seeds, bounds=bounds)
+        return random_rows(draw, self.ownership, self.holder, seeds=seeds, bounds=bounds)
 
     def _stateless(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
         dtype = tf.dtypes.as_dtype(self.view.dtype(f"{node}:0"))
@@ -199,8 +206,8 @@ class _Cut:
         if not is_philox or dtype.name not in TYPES:
             return None
         stream = [self.editor.at(Edge(node, slot)) for slot in (1, 2)]
-        drawn = DrawnTensor(_STATELESS[self.view.op(node)], dtype, shape)
-        return random_rows(drawn, self.ownership, self.holder, stream=stream)
+        draw = DrawnTensor(_STATELESS[self.view.op(node)], dtype, shape)
+        return random_rows(draw, self.ownership, self.holder, stream=stream)
 
     def _op_of(self, tensor: str) -> str:
         return self.view.op(split_tensor(tensor)[0])
@@ -249,10 +256,10 @@ class _Cut:
         slots = np.asarray(self.ownership.slots_of(self.holder), np.int64)
         local = np.arange(self.count if len(slots) else 0)
         rows = whole[local // max(1, len(slots)) * self.ownership.slots + slots[local % max(1, len(slots))]]
-        taken = self.view.consumers(f"{node}:0")
-        if whole.nbytes >= _LARGE_BYTES and len(taken) == 1 and not self.device:
+        consumers = self.view.consumers(f"{node}:0")
+        if whole.nbytes >= _LARGE_BYTES and len(consumers) == 1 and not self.device:
             self.editor.become_constant(node, whole[:0])
-            self.editor.held_by_row.append(f"{node}:0")
+            self.editor.sharded_tensors.append(f"{node}:0")
         return tf.constant(rows)
 
     def _broadcast(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
@@ -260,8 +267,8 @@ class _Cut:
         if of is None:
             return None
         has_rows = len(of) == len(shape) and self._has_rows(of)
-        taken = self.at(Edge(node, 0)) if has_rows else self.editor.at(Edge(node, 0))
-        return tf.broadcast_to(taken, self._local(shape))
+        operand = self.at(Edge(node, 0)) if has_rows else self.editor.at(Edge(node, 0))
+        return tf.broadcast_to(operand, self._local(shape))
 
     def _reshape(self, node: str, shape: tuple[int, ...]) -> Tensor | None:
         """A reshape within the rows."""

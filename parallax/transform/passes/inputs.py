@@ -42,17 +42,17 @@ class Maker:
         op: its name.
         start: the tensor that is fed the number of elements to skip.
         is_sharded: whether the workers read one sequence together.
-        in_own_share: whether this worker reads only its own shard of it.
+        is_local_shard: whether this worker reads only its own shard of it.
     """
 
     op: str
     start: str
     is_sharded: bool
-    in_own_share: bool
+    is_local_shard: bool
 
     def count_skipped(self, number: int, size: int) -> int:
         """The number of elements to skip so that the element of this number comes next."""
-        return number // size if self.in_own_share else number
+        return number // size if self.is_local_shard else number
 
     def stride(self, size: int) -> int:
         """The distance between the numbers of a worker's elements."""
@@ -84,8 +84,8 @@ class InputIterator:
 class IteratorsOfGraph:
     """The iterators of a graph: those whose elements are counted, and the names of those where this is impossible."""
 
-    kept: tuple[InputIterator, ...] = ()
-    others: tuple[str, ...] = ()
+    saved: tuple[InputIterator, ...] = ()
+    unsaved: tuple[str, ...] = ()
 
 
 def keep_inputs(graph_def: GraphDef, view: GraphView, worker: Worker) -> IteratorsOfGraph:
@@ -112,15 +112,15 @@ class _InputPass:
         for node in self.graph_def.node:
             for name in node.input[:2]:
                 users.setdefault(_node(name), []).append(node)
-        kept, others = list[InputIterator](), list[str]()
+        saved, others = list[InputIterator](), list[str]()
         is_by_name = any(node.op in _BY_NAME for node in self.nodes.values())
         for name in [node.name for node in self.graph_def.node if node.op in _ITERATORS]:
-            own = users.get(name, [])
-            if is_by_name or not self._is_plain(own):
+            iterator_users = users.get(name, [])
+            if is_by_name or not self._is_plain(iterator_users):
                 others.append(name)
-            elif any(node.op == _TAKES for node in own):
-                kept.append(self._keep(self.nodes[name], own))
-        return IteratorsOfGraph(tuple(kept), tuple(others))
+            elif any(node.op == _TAKES for node in iterator_users):
+                saved.append(self._keep(self.nodes[name], iterator_users))
+        return IteratorsOfGraph(tuple(saved), tuple(others))
 
     def _is_plain(self, users: Sequence[NodeDef]) -> bool:
         """Whether elements are read in every run that has an op of `users`, and the pass can see which."""

@@ -7,7 +7,7 @@ their *level*, the number of all-reduces on the path before them, is the same. T
 from an all-reduce leads to higher levels.
 
 Each fused all-reduce remains, under its name, as an Identity of its part of the result. A run that needs only some of
-them feeds empty tensors for the parts of the others: `view_apart` is the graph in which each still depends on its own
+them feeds empty tensors for the parts of the others: `unfuse_view` is the graph in which each still depends on its own
 part alone, from which the dependencies of a run are computed.
 """
 
@@ -29,7 +29,7 @@ _SCOPE = "parallax/joined"
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedMessage:
+class FusedMessage:
     """All-reduces that are fused into one message.
 
     Attributes:
@@ -43,7 +43,7 @@ class JoinedMessage:
     dtype: str
 
 
-def join_all_reduces(graph_def: GraphDef, whole: GraphDef | None = None) -> tuple[JoinedMessage, ...]:
+def fuse_all_reduces(graph_def: GraphDef, whole: GraphDef | None = None) -> tuple[FusedMessage, ...]:
     """Fuses the small all-reduces of a worker's graph, which is modified.
 
     Args:
@@ -51,11 +51,11 @@ def join_all_reduces(graph_def: GraphDef, whole: GraphDef | None = None) -> tupl
         whole: the graph of all stages, if `graph_def` is one stage's: paths between all-reduces may pass through other
             stages.
     """
-    found = [node for node in graph_def.node if node.op == ALL_REDUCE and _size(node) is not None]
-    if len(found) < 2:
+    all_reduces = [node for node in graph_def.node if node.op == ALL_REDUCE and _size(node) is not None]
+    if len(all_reduces) < 2:
         return ()
-    messages = list(_messages(GraphView(graph_def if whole is None else whole), found))
-    return tuple(_join(graph_def, members, f"{_SCOPE}_{number}") for number, members in enumerate(messages))
+    messages = list(_messages(GraphView(graph_def if whole is None else whole), all_reduces))
+    return tuple(_fuse(graph_def, members, f"{_SCOPE}_{number}") for number, members in enumerate(messages))
 
 
 def _size(node: NodeDef) -> int | None:
@@ -64,16 +64,16 @@ def _size(node: NodeDef) -> int | None:
     return None if elements < 0 else int(elements * tf.as_dtype(node.attr["T"].type).size)
 
 
-def _messages(view: GraphView, found: list[NodeDef]) -> Iterator[list[NodeDef]]:
+def _messages(view: GraphView, all_reduces: list[NodeDef]) -> Iterator[list[NodeDef]]:
     """The groups of all-reduces to fuse, of two or more each."""
     levels, places = _levels_and_places(view)
     branches = branches_of(view)
-    alike: dict[tuple[Any, ...], list[NodeDef]] = {}
-    for node in sorted(found, key=lambda one: places[one.name]):
+    members_by_key: dict[tuple[Any, ...], list[NodeDef]] = {}
+    for node in sorted(all_reduces, key=lambda one: places[one.name]):
         if not branches[node.name]:  # an all-reduce in a conditional may not run at all
             key = (node.attr["T"].type, node.attr["kind"].s, node.attr["among"].s, levels[node.name])
-            alike.setdefault(key, []).append(node)
-    for nodes in alike.values():
+            members_by_key.setdefault(key, []).append(node)
+    for nodes in members_by_key.values():
         message: list[NodeDef] = []
         filled = 0
         for node in nodes:
@@ -117,40 +117,42 @@ def _levels_and_places(view: GraphView) -> tuple[dict[str, int], dict[str, int]]
     return levels, places
 
 
-def _join(graph_def: GraphDef, members: list[NodeDef], name: str) -> JoinedMessage:
+def _fuse(graph_def: GraphDef, members: list[NodeDef], name: str) -> FusedMessage:
     dtype, parts = members[0].attr["T"], []
-    joined = graph_def.node.add(op=ALL_REDUCE, name=name)
+    fused = graph_def.node.add(op=ALL_REDUCE, name=name)
     for key in ("T", "kind", "among"):
-        joined.attr[key].CopyFrom(members[0].attr[key])
-    joined.attr["scales"].list.f.extend(one.attr["scales"].list.f[0] for one in members)
-    joined.attr["N"].i = len(members)
-    joined.attr["elements"].i = sum(one.attr["elements"].i for one in members)
+        fused.attr[key].CopyFrom(members[0].attr[key])
+    fused.attr["scales"].list.f.extend(one.attr["scales"].list.f[0] for one in members)
+    fused.attr["N"].i = len(members)
+    fused.attr["elements"].i = sum(one.attr["elements"].i for one in members)
     for number, member in enumerate(members):
         # A member's control inputs move to its part: no op waits for them where the part is fed.
         part = graph_def.node.add(op="PlaceholderWithDefault", name=f"{name}/part_{number}", input=member.input)
         part.attr["dtype"].CopyFrom(dtype)
         part.attr["shape"].shape.unknown_rank = True
-        joined.input.append(part.name)
+        fused.input.append(part.name)
         parts.append(f"{part.name}:0")
         member.op = "Identity"
         member.input[:] = [f"{name}:{number}"]
         for key in [key for key in member.attr if key != "T"]:
             del member.attr[key]
-    return JoinedMessage(tuple(one.name for one in members), tuple(parts), tf.as_dtype(dtype.type).name)
+    return FusedMessage(tuple(one.name for one in members), tuple(parts), tf.as_dtype(dtype.type).name)
 
 
 def members_of(graph_def: GraphDef) -> dict[str, str]:
     """Each fused all-reduce, and the tensor that this worker contributes to it."""
-    joined = {node.name: node.input for node in graph_def.node if node.op == ALL_REDUCE and node.attr["N"].i > 1}
-    found = {}
-    for node in graph_def.node if joined else ():
+    parts_by_message = {
+        node.name: node.input for node in graph_def.node if node.op == ALL_REDUCE and node.attr["N"].i > 1
+    }
+    message_by_member = {}
+    for node in graph_def.node if parts_by_message else ():
         if node.op == "Identity":
             name, number = split_tensor(tensor_name(node.input[0]))
-            if name in joined:
-                found[node.name] = tensor_name(joined[name][number])
-    return found
+            if name in parts_by_message:
+                message_by_member[node.name] = tensor_name(parts_by_message[name][number])
+    return message_by_member
 
 
-def view_apart(graph_def: GraphDef) -> GraphView:
+def unfuse_view(graph_def: GraphDef) -> GraphView:
     """The graph in which each fused all-reduce reads its own part."""
     return GraphView(graph_def, {member: (part,) for member, part in members_of(graph_def).items()})

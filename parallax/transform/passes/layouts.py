@@ -49,10 +49,10 @@ def change_layouts(editor: Editor, rewrites: Rewrites) -> None:
 def _change_layouts(editor: Editor, layouts: LayoutRewrites) -> None:
     build = _Build(editor, layouts)
     with tf.name_scope(f"{SCOPE}/layouts/"):
-        for tensor in layouts.of_worker_0:
-            given = editor.together.broadcast(editor.tensor(tensor))
-            editor.redirect(editor.view.consumers(tensor), given)
-            editor.whole[tensor] = str(given.name)
+        for tensor in layouts.from_worker_0:
+            broadcast_value = editor.reducer.broadcast(editor.tensor(tensor))
+            editor.redirect(editor.view.consumers(tensor), broadcast_value)
+            editor.full_tensors[tensor] = str(broadcast_value.name)
         for node, axes in layouts.squeezed.items():
             editor.attributes[node, "squeeze_dims"] = tf.compat.v1.AttrValue(
                 list=tf.compat.v1.AttrValue.ListValue(i=axes)
@@ -72,7 +72,7 @@ def _change_layouts(editor: Editor, layouts: LayoutRewrites) -> None:
             value = editor.shares[one.batch].zero_uncounted(value) if one.batch else value
             value = value * tf.constant(editor.worker.size, value.dtype)
             editor.redirect(editor.view.consumers(one.tensor), value)
-            editor.whole[one.tensor] = str(value.name)
+            editor.full_tensors[one.tensor] = str(value.name)
 
 
 class _Dealt(NamedTuple):
@@ -80,13 +80,13 @@ class _Dealt(NamedTuple):
 
     Attributes:
         first: the offset of this worker's entries.
-        own: the number that it computes on, including a stand-in's.
+        computed: the number that it computes on, including a stand-in's.
         counted: the number that it has.
         total: the number that all workers have.
     """
 
     first: Tensor
-    own: Tensor
+    computed: Tensor
     counted: Tensor
     total: Tensor
 
@@ -122,15 +122,15 @@ class _Build:
             source = tf.identity(source)
             source.set_shape([None] * len(static))
         if isinstance(before, Concatenated):  # partial rows alongside others; a stand-in's must not count
-            source, before = self._leave_out_stand_in(source, Partial("sum"), change.batch), change.after
+            source, before = self._exclude_stand_in(source, Partial("sum"), change.batch), change.after
         if isinstance(before, Partial) and not before.is_counted:
-            source, before = self._leave_out_stand_in(source, before, change.batch), replace(before, is_counted=True)
+            source, before = self._exclude_stand_in(source, before, change.batch), replace(before, is_counted=True)
         changed = self._change_tensor(source, before, change.after)
         editor.redirect(change.edges, changed)
         if change.is_whole:
-            editor.whole[change.tensor] = str(changed.name)
+            editor.full_tensors[change.tensor] = str(changed.name)
 
-    def _leave_out_stand_in(self, tensor: Tensor, layout: Partial, batch: str) -> Tensor:
+    def _exclude_stand_in(self, tensor: Tensor, layout: Partial, batch: str) -> Tensor:
         """A worker's part of a reduction; for a stand-in, the neutral element."""
         return mask_uncounted(self._editor.shares[batch].is_counted, tensor, layout.kind)
 
@@ -153,7 +153,7 @@ class _Build:
     def _replicate(self, tensor: Tensor, before: Layout) -> Tensor:
         """The tensor of one process on every worker."""
         if isinstance(before, Partial):
-            return self._editor.together.all_reduce(tensor, before.kind)
+            return self._editor.reducer.all_reduce(tensor, before.kind)
         if isinstance(before, Sharded):
             return self._gather(tensor, before)
         if isinstance(before, RowEnds):
@@ -182,25 +182,25 @@ class _Build:
 
     def _gather_rows(self, rows: Tensor) -> Tensor:
         """The rows `[n, ...]` of all workers; strings travel as their bytes."""
-        together = self._editor.together
+        reducer = self._editor.reducer
         if rows.dtype != tf.string:
             wire = tf.uint8 if rows.dtype == tf.bool else rows.dtype
-            return tf.cast(together.all_gather(tf.cast(rows, wire)), rows.dtype)
+            return tf.cast(reducer.all_gather(tf.cast(rows, wire)), rows.dtype)
         texts = tf.reshape(rows, [-1])
-        sizes = together.all_gather(tf.strings.length(texts))
-        found = together.all_gather(tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8))
+        sizes = reducer.all_gather(tf.strings.length(texts))
+        gathered = reducer.all_gather(tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8))
         bytes_of = tf.constant([bytes([number]) for number in range(256)])
-        joined = tf.strings.unsorted_segment_join(
-            tf.gather(bytes_of, tf.cast(found, tf.int32)), tf.repeat(tf.range(tf.size(sizes)), sizes), tf.size(sizes)
+        joined_texts = tf.strings.unsorted_segment_join(
+            tf.gather(bytes_of, tf.cast(gathered, tf.int32)), tf.repeat(tf.range(tf.size(sizes)), sizes), tf.size(sizes)
         )
-        return tf.reshape(joined, tf.concat([[-1], tf.shape(rows)[1:]], 0))
+        return tf.reshape(joined_texts, tf.concat([[-1], tf.shape(rows)[1:]], 0))
 
     def _cut(self, tensor: Tensor, layout: Sharded) -> Tensor:
         """This worker's piece; an axis of length 1 is broadcast, and unchanged."""
         axis, part = layout.axis, layout.part
         if not part.is_even:
             dealt = self._find_dealt(part)
-            return slice_axis(tensor, axis, dealt.first, dealt.own)
+            return slice_axis(tensor, axis, dealt.first, dealt.computed)
         share = self._editor.shares[part.batch]
         length = tf.shape(tensor, out_type=tf.int64)[axis]
         factor = length // tf.maximum(share.rows * part.blocks, 1)
@@ -227,16 +227,16 @@ class _Build:
         """This worker's entries of an unevenly distributed axis."""
         if part.factor not in self._dealt:
             worker, share = self._editor.worker, self._editor.shares[part.batch]
-            found = (
+            dealt = (
                 (tensor, one.axis) for tensor, one in self._layouts.sharded.items() if one.part.factor == part.factor
             )
-            tensor, axis = next(found)
-            own = tf.shape(self._editor.tensor(tensor), out_type=tf.int64)[axis]
-            mine = share.zero_uncounted(own) * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
-            every = self._editor.together.all_reduce(mine) if worker.size > 1 else mine
+            tensor, axis = next(dealt)
+            computed = tf.shape(self._editor.tensor(tensor), out_type=tf.int64)[axis]
+            mine = share.zero_uncounted(computed) * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
+            every = self._editor.reducer.all_reduce(mine) if worker.size > 1 else mine
             total = tf.reduce_sum(every)
-            first = tf.minimum(tf.reduce_sum(every[: worker.rank]), total - own)
-            self._dealt[part.factor] = _Dealt(first, own, share.zero_uncounted(own), total)
+            first = tf.minimum(tf.reduce_sum(every[: worker.rank]), total - computed)
+            self._dealt[part.factor] = _Dealt(first, computed, share.zero_uncounted(computed), total)
         return self._dealt[part.factor]
 
     def _keep_on_worker_0(self, tensor: Tensor) -> Tensor:
@@ -251,8 +251,8 @@ class _Build:
             return share.first
         if share.source not in self._offsets:
             worker = self._editor.worker
-            own = share.count * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
-            rows = self._editor.together.all_reduce(own) if worker.size > 1 else own
+            local_count = share.count * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
+            rows = self._editor.reducer.all_reduce(local_count) if worker.size > 1 else local_count
             self._offsets[share.source] = tf.reduce_sum(rows[: worker.rank])
         return self._offsets[share.source]
 
@@ -303,5 +303,5 @@ class _Build:
         editor, edge = self._editor, one.edge
         tensor = editor.view.inputs(edge.node)[edge.slot]
         whole = self._global.find_value(tensor)
-        own = editor.shares[one.batch].take_length(whole[one.axis : one.axis + 1])
-        editor.redirect([edge], tf.concat([whole[: one.axis], own, whole[one.axis + 1 :]], 0))
+        local_length = editor.shares[one.batch].take_length(whole[one.axis : one.axis + 1])
+        editor.redirect([edge], tf.concat([whole[: one.axis], local_length, whole[one.axis + 1 :]], 0))

@@ -17,7 +17,7 @@ from parallax.graph.ownership import Ownership
 from parallax.plans.rewrites import Rewrites, Table
 from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.transform.passes.initial_rows import OwnRows
+from parallax.transform.passes.initial_rows import LocalRows
 from parallax.transform.passes.server_partitions import row_places
 
 
@@ -59,14 +59,14 @@ def _count_rows(editor: Editor, rewrites: Rewrites) -> None:
 
 def slice_rows(editor: Editor, rewrites: Rewrites) -> None:
     """Slices full values that are combined with local rows, or computes only these rows."""
-    own, worker = OwnRows(editor, rewrites), editor.worker
+    local_rows, worker = LocalRows(editor, rewrites), editor.worker
     for cut in rewrites.slices:
         table = rewrites.table(cut.table)
         if table.servers:
             continue
         for edge in cut.edges:
             with tf.name_scope(f"{SCOPE}/local_rows/"):
-                rows = own.at(edge, table.variable, table.rows, table.ownership(worker.size), worker.rank)
+                rows = local_rows.at(edge, table.variable, table.rows, table.ownership(worker.size), worker.rank)
                 editor.redirect([edge], rows)
 
 
@@ -82,10 +82,10 @@ def gather_rows(editor: Editor, rewrites: Rewrites) -> None:
             key = (table.rows, table.ownership(editor.worker.size))
             if key not in places:
                 places[key] = row_places(*key)
-            given = [editor.take_tensor(gather.tensor), places[key]]
-            whole = editor.copies.copy((_whole, table.rows, table.row_shape), partial(_whole, table=table), given)
+            inputs = [editor.take_tensor(gather.tensor), places[key]]
+            whole = editor.copies.copy((_whole, table.rows, table.row_shape), partial(_whole, table=table), inputs)
         editor.redirect(gather.edges, whole)
-        editor.whole[gather.tensor] = whole.name
+        editor.full_tensors[gather.tensor] = whole.name
 
 
 def _whole(local: Tensor, places: Tensor, table: Table) -> Tensor:

@@ -48,7 +48,7 @@ class Locks:
         if group is None:
             return []
         if (group, number) not in self._locks:
-            self._locks[group, number] = self._take(group, number, input_of)
+            self._locks[group, number] = self._acquire(group, number, input_of)
         return [self._locks[group, number].op]
 
     def releases(self, one: Owned, ops: dict[str, list[Operation]]) -> list[Operation]:
@@ -65,7 +65,7 @@ class Locks:
                 self._released[group].append(release)
         return self._released[group]
 
-    def _take(self, group: str, number: int, input_of: Callable[[Edge, int], Tensor]) -> Tensor:
+    def _acquire(self, group: str, number: int, input_of: Callable[[Edge, int], Tensor]) -> Tensor:
         table = self._owned[group].table
         with tf.device(device_of(self._servers[table][number])), tf.name_scope(f"{SCOPE}/lock/"):
             arrived = [tf.identity(input_of(edge, number)) for edge in self._arrivals(group)]
@@ -87,7 +87,7 @@ class Locks:
 
     def _arrivals(self, group: str) -> list[Edge]:
         """The edges through which values from elsewhere reach a group's nodes, or nodes computed for them."""
-        view, found = self._editor.view, []
+        view, edges = self._editor.view, []
         waiting, seen = list(self._members[group]), set(self._members[group])
         while waiting:
             node = waiting.pop()
@@ -101,8 +101,8 @@ class Locks:
                         waiting.append(before)
                     continue
                 self._check_not_circular(group, before)
-                found.append(edge)
-        return sorted(found)
+                edges.append(edge)
+        return sorted(edges)
 
     def _check_not_circular(self, group: str, before: str) -> None:
         inside = self._editor.view.ancestors([before]) & set(self._members[group])

@@ -24,11 +24,11 @@ def weigh_micro_batches(editor: Editor, rewrites: Rewrites) -> None:
             for result in one.results:
                 _hand_on_at_once(editor, result.tensor)
                 if result.power:
-                    found = editor.whole.get(result.tensor, result.tensor)
-                    value = _find_tensor(editor, found) if found.startswith(f"{SCOPE}/") else editor.tensor(found)
+                    tensor = editor.full_tensors.get(result.tensor, result.tensor)
+                    value = _find_tensor(editor, tensor) if tensor.startswith(f"{SCOPE}/") else editor.tensor(tensor)
                     counted = weigh(editor, value, result.power)
                     editor.redirect(editor.view.consumers(result.tensor), counted)
-                    editor.whole[result.tensor] = str(counted.name)
+                    editor.full_tensors[result.tensor] = str(counted.name)
 
 
 def weigh(editor: Editor, tensor: Tensor, power: float) -> Tensor:

@@ -19,9 +19,9 @@ from parallax.graph.view import Edge, split_tensor
 from parallax.plans.rewrites import AllReduce, GatherRows, Owned, Rewrites, Table
 from parallax.transform.building.editor import Editor
 from parallax.transform.building.reduce_and_broadcast import device_of
-from parallax.transform.passes.initial_rows import OwnRows
+from parallax.transform.passes.initial_rows import LocalRows
 from parallax.transform.passes.locks import Locks
-from parallax.transform.passes.server_partitions import partition_name, put_together, whole_of
+from parallax.transform.passes.server_partitions import assemble_rows, partition_name, reduce_partitions
 
 _READS = ("Identity", "ReadVariableOp")
 
@@ -42,7 +42,7 @@ class _Servers:
         self.tables = {table.op: table for table in rewrites.tables if table.servers}
         self.synchronous = rewrites.terms.synchronous
         self.leads = editor.worker.rank == 0
-        self.own = OwnRows(editor, rewrites)
+        self.own = LocalRows(editor, rewrites)
         self.ops: dict[str, list[Operation]] = {}
         self.driven = self._find_driven(rewrites)
         self.locks = Locks(editor, rewrites) if not self.synchronous else None
@@ -67,7 +67,7 @@ class _Servers:
             if one.node not in self.driven or self.leads:
                 count = len(self.tables[one.table].servers)
                 self.ops[one.node] = [self._copy(one, number) for number in range(count)]
-            self._give_results(one)
+            self._contribute_results(one)
         for one in self.owned.values():
             if one.writes:
                 self._end_of_write(one)
@@ -77,14 +77,14 @@ class _Servers:
 
     def _find_driven(self, rewrites: Rewrites) -> set[str]:
         """The nodes that worker 0 alone runs: those that write, or compute from the gradients of all workers."""
-        found: set[str] = set()
+        driven: set[str] = set()
         for one in rewrites.owned:
             edges = [Edge(one.node, slot) for slot in range(len(self.view.inputs(one.node)))]
-            taken = self.synchronous and any(edge in self.editor.arrivals for edge in edges)
-            from_driven = not found.isdisjoint(self._before(one.node))
-            if taken or from_driven or (one.writes and (self.synchronous or one.initial)):
-                found.add(one.node)
-        return found
+            is_driven = self.synchronous and any(edge in self.editor.arrivals for edge in edges)
+            from_driven = not driven.isdisjoint(self._before(one.node))
+            if is_driven or from_driven or (one.writes and (self.synchronous or one.initial)):
+                driven.add(one.node)
+        return driven
 
     def _before(self, node: str) -> list[str]:
         """The nodes on servers among a node's data and control inputs."""
@@ -147,43 +147,46 @@ class _Servers:
         if self.owned[node].writes:
             return self.editor.operation(node)  # becomes a NoOp that waits for all of it
         if node not in self.done:
-            waits = [*(self.ops.get(node) or self._give(node)), *map(self.editor.operation, self._last_writers(node))]
+            waits = [
+                *(self.ops.get(node) or self._contribute(node)),
+                *map(self.editor.operation, self._last_writers(node)),
+            ]
             with tf.control_dependencies(waits), self.editor.scratch.name_scope(None):
                 self.done[node] = tf.no_op(name=f"{partition_name(node, 0).rpartition('/')[0]}/done")
         return self.done[node]
 
     def _last_writers(self, node: str) -> list[str]:
         """The writers on worker 0 that a node waits for, without those that others of them wait for."""
-        found, waiting, seen = set[str](), [node], {node}
+        writers, waiting, seen = set[str](), [node], {node}
         while waiting:
             for before in self._before(waiting.pop()):
                 if before in self.driven and before not in seen:
                     seen.add(before)
                     if self.owned[before].writes:
-                        found.add(before)
+                        writers.add(before)
                     else:
                         waiting.append(before)
-        return sorted(w for w in found if not any(w in self.view.ancestors([o]) for o in found - {w}))
+        return sorted(w for w in writers if not any(w in self.view.ancestors([o]) for o in writers - {w}))
 
-    def _give(self, node: str) -> list[Operation]:
+    def _contribute(self, node: str) -> list[Operation]:
         """The ops by which this worker contributes the inputs of a node, and of all before it, to worker 0."""
         if node not in self.given:
-            found: list[Operation] = []
+            ops: list[Operation] = []
             for slot, tensor in enumerate(self.view.inputs(node)):
                 edge, before = Edge(node, slot), split_tensor(tensor)[0]
                 if edge in self.editor.arrivals:
-                    found += self.editor.arrivals[edge]
+                    ops += self.editor.arrivals[edge]
                 elif edge in self.editor.redirected:
-                    found.append(self.editor.at(edge).op)
+                    ops.append(self.editor.at(edge).op)
                 elif before not in {*self.editor.partitions, *self.owned} and not self.owned[node].initial:
-                    found.append(self.editor.operation(before))
+                    ops.append(self.editor.operation(before))
             for before in self._before(node):
                 if before in self.driven:
-                    found += self._give(before)
-            self.given[node] = list(dict.fromkeys(found))
+                    ops += self._contribute(before)
+            self.given[node] = list(dict.fromkeys(ops))
         return self.given[node]
 
-    def _give_results(self, one: Owned) -> None:
+    def _contribute_results(self, one: Owned) -> None:
         """Redirects the consumers of a node to its result, combined from all partitions."""
         for tensor in self.view.outputs(one.node):
             output = split_tensor(tensor)[1]
@@ -202,10 +205,10 @@ class _Servers:
                 sums = [tf.where(c > 0, p * c, tf.zeros_like(p)) for p, c in zip(parts, counts, strict=True)]
                 value = tf.add_n(sums) / tf.add_n(counts)
             else:
-                value = put_together(parts, reduction.kind)
+                value = reduce_partitions(parts, reduction.kind)
         value = self._share(one.node, tensor, value, self.view.shape(tensor))
         self.editor.redirect(reduction.edges, value)
-        self.editor.whole[tensor] = str(value.name)
+        self.editor.full_tensors[tensor] = str(value.name)
 
     def _gather(self, tensor: str, parts: list[Tensor] | None) -> None:
         for gather in self.gathers.get(tensor, ()):
@@ -213,10 +216,10 @@ class _Servers:
             value = None
             shape = self.view.shape(tensor)
             if parts is not None:
-                value = whole_of(parts, table.rows, shape)
+                value = assemble_rows(parts, table.rows, shape)
             value = self._share(split_tensor(tensor)[0], tensor, value, shape)
             self.editor.redirect(gather.edges, value)
-            self.editor.whole[tensor] = str(value.name)
+            self.editor.full_tensors[tensor] = str(value.name)
 
     def _share(self, node: str, tensor: str, value: Tensor, shape: TensorShape) -> Tensor:
         """A value on this worker, sent by worker 0 where it alone has it."""
@@ -229,7 +232,7 @@ class _Servers:
 
     def _gave(self, node: str, tensor: str) -> list[Operation]:
         if node in self.owned:
-            return self._give(node)
+            return self._contribute(node)
         return [op for e in self.view.consumers(tensor) for op in self.editor.arrivals.get(e, ())]
 
     def _parts_of_input(self, tensor: str) -> list[Tensor] | None:
@@ -249,8 +252,8 @@ class _Servers:
             ops = [*ops, *self.locks.releases(one, self.ops)]
         waits = ops
         if one.node in self.driven:
-            given = [] if self.leads else self._give(one.node)
-            waits = [*ops, *given, *self.editor.meetings.token(ops)]
+            contributions = [] if self.leads else self._contribute(one.node)
+            waits = [*ops, *contributions, *self.editor.meetings.token(ops)]
         table = self.tables[one.table]
         if table.replicated and self._find_written(one.node) == table.op:
             value, refreshed = self._refresh(table, waits)
@@ -286,7 +289,7 @@ class _Servers:
                 parts.append(
                     tf.raw_ops.ReadVariableOp(resource=part, dtype=dtype) if is_resource else tf.identity(part)
                 )
-        return whole_of(parts, table.rows, table.shape)
+        return assemble_rows(parts, table.rows, table.shape)
 
     def _fetch_from_servers(self) -> None:
         """Makes fetches of a variable return the servers' value: a worker's copy is as old as its own last update."""
@@ -295,7 +298,7 @@ class _Servers:
                 with tf.name_scope("parallax/whole/"):
                     whole = str(self._read(table).name)
                 reads = [e.node for e in self.view.consumers(f"{table.op}:0") if self.view.op(e.node) in _READS]
-                self.editor.whole.update({f"{node}:0": whole for node in (table.op, *reads)})
+                self.editor.full_tensors.update({f"{node}:0": whole for node in (table.op, *reads)})
 
     def _leave_nothing_behind(self) -> None:
         """Removes the results of user nodes whose copies run; nodes that waited for them wait for the copies.

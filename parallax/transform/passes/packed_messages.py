@@ -61,17 +61,17 @@ def find_packs(view: GraphView, messages: Sequence[StageMessage]) -> list[Packed
         view: the graph of all stages, with shapes.
         messages: the messages between stages.
     """
-    alike: dict[tuple[int, int, tuple[str, ...], int, tuple[int, ...]], list[str]] = {}
+    tensors_by_key: dict[tuple[int, int, tuple[str, ...], int, tuple[int, ...]], list[str]] = {}
     for one in messages:
         shape = view.shape(one.tensor) if one.tensor else None
         known = () if shape is None else tuple(length for length in shape if length is not None)
         if shape is not None and len(known) == len(shape) and size_bytes(view, one.tensor) <= SMALL_BYTES:
             key = (one.source, one.target, one.takers, view.dtype(one.tensor), known)
-            alike.setdefault(key, []).append(one.tensor)
-    found = [(key, tensors) for key, tensors in alike.items() if len(tensors) > 1]
+            tensors_by_key.setdefault(key, []).append(one.tensor)
+    packs = [(key, tensors) for key, tensors in tensors_by_key.items() if len(tensors) > 1]
     return [
         PackedTensors(tuple(tensors), takers, source, target, dtype, shape, number)
-        for number, ((source, target, takers, dtype, shape), tensors) in enumerate(found)
+        for number, ((source, target, takers, dtype, shape), tensors) in enumerate(packs)
     ]
 
 
@@ -90,5 +90,5 @@ def pack(graph_def: GraphDef, packs: Sequence[PackedTensors]) -> None:
         parts.attr["_output_shapes"].list.shape.extend([tf.TensorShape(one.shape).as_proto()] * count)
         place = {tensor: f"{one.parts}:{number}" for number, tensor in enumerate(one.tensors)}
         for taker in one.takers:
-            taken = nodes[taker].input
-            taken[:] = [name if name.startswith("^") else place.get(tensor_name(name), name) for name in taken]
+            inputs = nodes[taker].input
+            inputs[:] = [name if name.startswith("^") else place.get(tensor_name(name), name) for name in inputs]

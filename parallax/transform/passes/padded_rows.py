@@ -17,8 +17,8 @@ def fill_rows_alike(editor: Editor, rewrites: Rewrites) -> None:
         shape = editor.at(Edge(one.node, 0))
         rank = len(editor.view.shape(f"{one.node}:0") or ())
         with tf.name_scope(f"{SCOPE}/padded_{number}/"):
-            own = tf.reduce_max(tf.concat([tf.cast(_lengths(editor, inputs), shape.dtype), [0]], 0))
-            longest = editor.together.all_reduce(own, "max")
+            local_length = tf.reduce_max(tf.concat([tf.cast(_lengths(editor, inputs), shape.dtype), [0]], 0))
+            longest = editor.reducer.all_reduce(local_length, "max")
             whole = tf.broadcast_to(shape, [rank])
             editor.redirect([Edge(one.node, 0)], tf.concat([whole[:1], [longest], whole[2:]], 0))
 

@@ -24,17 +24,17 @@ _LEAVES_VALUES_ALONE = ("VarIsInitializedOp", "VariableShape", "DestroyResourceO
 
 def lazily_updated(editor: Editor) -> tuple[tuple[str, ...], ...]:
     """The variable ops of each lazily updated table of a worker's graph, and of each partition of one."""
-    found: dict[tuple[str, ...], None] = {}
+    handle_groups: dict[tuple[str, ...], None] = {}
     for node in editor.view.graph_def.node:
         if node.op != UPDATE_ROWS:
             continue
         members = [source_of(handle, editor.view.nodes) for handle in states_of(node)]
         if members[0] in editor.partitions:
             for parts in zip(*(editor.partitions[member] for member in members), strict=True):
-                found[tuple(str(part.op.name) for part in parts)] = None
+                handle_groups[tuple(str(part.op.name) for part in parts)] = None
         else:
-            found[tuple(members)] = None
-    return tuple(found)
+            handle_groups[tuple(members)] = None
+    return tuple(handle_groups)
 
 
 def keep_up_to_date(graph_def: GraphDef, tables: Sequence[tuple[str, ...]]) -> dict[str, str]:
@@ -100,7 +100,7 @@ class _Pass:
     def _meets(self, node: NodeDef, slot: int, member: _Member) -> None:
         """Handles a node that reads the handle of a member."""
         controls = [name for name in node.input if name.startswith("^")]
-        handles = self._beside(node.input[slot], member)
+        handles = self._pass_members_along(node.input[slot], member)
         if node.op == "ReadVariableOp":
             name = f"{SCOPE}/up_to_date/{node.name}"
             read = self.added[name] = type(node)()
@@ -118,11 +118,11 @@ class _Pass:
         else:
             raise _refusal(node, member)
 
-    def _beside(self, handle: str, member: _Member) -> list[str]:
+    def _pass_members_along(self, handle: str, member: _Member) -> list[str]:
         """The handles of all members, passed along the route of one of them."""
-        return [self._along(handle, one) for one in member.handles]
+        return [self._pass_handle(handle, one) for one in member.handles]
 
-    def _along(self, handle: str, to: str) -> str:
+    def _pass_handle(self, handle: str, to: str) -> str:
         """The handle of a variable, through copies of the ops that another handle has passed."""
         name, output = split_tensor(tensor_name(handle))
         if self.nodes[name].op not in PASSES_ON:
@@ -135,7 +135,7 @@ class _Pass:
             copied.CopyFrom(self.nodes[name])
             copied.name = copy_name
             copied.attr.pop("_output_shapes", None)
-            copied.input[0] = self._along(self.nodes[name].input[0], to)
+            copied.input[0] = self._pass_handle(self.nodes[name].input[0], to)
         return f"{copy_name}:{output}" if output else copy_name
 
     def _bring_up_to_date(self, node: NodeDef, handles: list[str]) -> str:
@@ -153,9 +153,9 @@ def _become(node: NodeDef, op: str, inputs: Iterable[str], dtype: str, states: i
     kind = node.attr[dtype].type
     indices = node.attr["Tindices"].type
     shapes = node.attr["_output_shapes"] if "_output_shapes" in node.attr else None
-    kept = type(node)()
+    original = type(node)()
     if shapes is not None:
-        kept.attr["_output_shapes"].CopyFrom(shapes)
+        original.attr["_output_shapes"].CopyFrom(shapes)
     inputs = list(inputs)
     node.op = op
     del node.input[:]
@@ -167,7 +167,7 @@ def _become(node: NodeDef, op: str, inputs: Iterable[str], dtype: str, states: i
     node.attr["N"].i = states
     node.attr["which"].i = which
     if shapes is not None:
-        node.attr["_output_shapes"].CopyFrom(kept.attr["_output_shapes"])
+        node.attr["_output_shapes"].CopyFrom(original.attr["_output_shapes"])
 
 
 def _refusal(node: NodeDef, member: _Member) -> TransformError:

@@ -30,16 +30,16 @@ def set_seeds(graph_def: GraphDef, initial: frozenset[str], worker: Worker) -> N
     """
     for node in graph_def.node:
         _set(node, node.name, node.name in initial, worker)
-    alike = _called_alike_only(graph_def, initial)
+    equal_draws = _called_alike_only(graph_def, initial)
     for function in graph_def.library.function:
         for node in function.node_def:
             name = f"{function.signature.name}/{node.name}"
-            _set(node, name, function.signature.name in alike, worker)
+            _set(node, name, function.signature.name in equal_draws, worker)
     if worker.rank and not worker.equal_randomness:
         number = mix_seed(worker.seed, "stateless", worker.rank)
         _fold(graph_def.node, number, initial, f"{SCOPE}/seed_", "")
         for function in graph_def.library.function:
-            if function.signature.name not in alike:
+            if function.signature.name not in equal_draws:
                 _fold(function.node_def, number, frozenset(), f"{SCOPE}_seed_", ":z:0")
 
 
@@ -64,11 +64,11 @@ def _set(node: NodeDef, name: str, initial: bool, worker: Worker) -> None:
         node.attr["seed"].i, node.attr["seed2"].i = seeds_of(node, name, initial, worker)
 
 
-def _fold(nodes: Any, number: int, alike: frozenset[str], prefix: str, output: str) -> None:
+def _fold(nodes: Any, number: int, equal_draws: frozenset[str], prefix: str, output: str) -> None:
     """Folds a number into each integer of the seeds and keys of stateless random ops."""
     for node in list(nodes):
         slots = seed_slots(node.op)
-        if not slots or node.name in alike:
+        if not slots or node.name in equal_draws:
             continue
         slot = slots[0]
         dtype = node.attr["Tseed"].type if "Tseed" in node.attr else types_pb2.DT_UINT64
@@ -83,21 +83,21 @@ def _fold(nodes: Any, number: int, alike: frozenset[str], prefix: str, output: s
         node.input[slot] = f"{name}{output}"
 
 
-def _called_alike_only(graph_def: GraphDef, alike: frozenset[str]) -> set[str]:
+def _called_alike_only(graph_def: GraphDef, equal_draws: frozenset[str]) -> set[str]:
     """The functions that are called only by nodes with equal draws, and the functions that these call."""
     called = {f.signature.name: _functions_of(f.node_def) for f in graph_def.library.function}
-    others = _find_reached(called, _functions_of(n for n in graph_def.node if n.name not in alike))
+    others = _find_reached(called, _functions_of(n for n in graph_def.node if n.name not in equal_draws))
     return called.keys() - others
 
 
 def _find_reached(called: Mapping[str, set[str]], names: set[str]) -> set[str]:
-    found, waiting = set[str](), list(names)
+    reached, waiting = set[str](), list(names)
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached:
+            reached.add(name)
             waiting += called.get(name, ())
-    return found
+    return reached
 
 
 def _functions_of(nodes: Iterable[NodeDef]) -> set[str]:

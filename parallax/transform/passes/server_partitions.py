@@ -36,10 +36,10 @@ def cut_rows(value: Tensor, partitions: int, is_scalar: bool = False) -> list[Te
     if partitions == 1 or is_scalar:
         return [value]
     ownership = Ownership.even(partitions)
-    return [rows_of(value, ownership, number) for number in range(partitions)]
+    return [slice_holder_rows(value, ownership, number) for number in range(partitions)]
 
 
-def rows_of(value: Tensor, ownership: Ownership, holder: int) -> Tensor:
+def slice_holder_rows(value: Tensor, ownership: Ownership, holder: int) -> Tensor:
     """The rows of a full value that one owner stores, in the order of its local rows."""
     slots = ownership.slots_of(holder)
     if ownership.slots == len(slots):
@@ -54,17 +54,17 @@ def rows_of(value: Tensor, ownership: Ownership, holder: int) -> Tensor:
     return tf.gather(value, local // len(slots) * ownership.slots + tf.gather(tf.constant(slots), local % len(slots)))
 
 
-def put_together(parts: list[Tensor], kind: str) -> Tensor:
+def reduce_partitions(parts: list[Tensor], kind: str) -> Tensor:
     """The elementwise sum, minimum or maximum of the partitions' results; all of one shape."""
     function = {"min": tf.minimum, "max": tf.maximum}.get(kind)
     if parts[0].dtype == tf.bool:
         function = {"min": tf.logical_and, "max": tf.logical_or}[kind]
     if function is None:
         return tf.add_n(parts)
-    found = parts[0]
+    reduced = parts[0]
     for part in parts[1:]:
-        found = function(found, part)
-    return tf.identity(found)
+        reduced = function(reduced, part)
+    return tf.identity(reduced)
 
 
 def row_places(rows: int, ownership: Ownership) -> Tensor:
@@ -79,7 +79,7 @@ def row_places(rows: int, ownership: Ownership) -> Tensor:
     return tf.gather(starts, slot) + turn
 
 
-def whole_of(parts: list[Tensor], rows: int, shape: TensorShape) -> Tensor:
+def assemble_rows(parts: list[Tensor], rows: int, shape: TensorShape) -> Tensor:
     """All rows of the partitions, in the user's order."""
     if len(parts) == 1:
         whole = tf.identity(parts[0])

@@ -29,33 +29,33 @@ def share_batches(editor: Editor, rewrites: Rewrites) -> None:
         if scatter.batch:
             with tf.name_scope(f"{SCOPE}/batch/"):
                 share = editor.shares[scatter.batch]
-                editor.kept[scatter.tensor] = share.zero_uncounted(editor.leaving(scatter.tensor))
+                editor.accumulated[scatter.tensor] = share.zero_uncounted(editor.leaving(scatter.tensor))
 
 
 def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
     if batch.examples:
         counts = (1, editor.worker.size, editor.worker.rank)
-        own, rows, first = (tf.constant(batch.examples * workers, tf.int64) for workers in counts)
-        return BatchShare.of(batch.placeholder, own, rows, own, first)
+        local_length, rows, first = (tf.constant(batch.examples * workers, tf.int64) for workers in counts)
+        return BatchShare.of(batch.placeholder, local_length, rows, local_length, first)
     local = _length(editor, batch.placeholder) - (1 if batch.has_end else 0)
     if batch.length is None:
-        own = editor.shares[batch.examples_of].zero_uncounted(local) if batch.examples_of else local
-        return BatchShare.of(batch.placeholder, own, editor.together.all_reduce(own), local)
-    own = editor.at(batch.length)
-    editor.redirect([batch.length], editor.together.all_reduce(own))
+        local_length = editor.shares[batch.examples_of].zero_uncounted(local) if batch.examples_of else local
+        return BatchShare.of(batch.placeholder, local_length, editor.reducer.all_reduce(local_length), local)
+    local_length = editor.at(batch.length)
+    editor.redirect([batch.length], editor.reducer.all_reduce(local_length))
     rows = editor.tensor(f"{batch.length.node}:0")  # where that is fed, no op waits for the sum
-    return BatchShare.of(batch.placeholder, own, rows, local)
+    return BatchShare.of(batch.placeholder, local_length, rows, local)
 
 
 def _take_fed_length(editor: Editor, fed: FedLength, share: BatchShare) -> None:
     """Sets the length of a worker's batch, including a stand-in's, and the global one where the script feeds it."""
     number = editor.tensor(fed.tensor)
-    said = (
+    message = (
         f"{fed.tensor} is fed the length of a batch, which must be the length of the worker's own part, as "
         f"{_name_in_script(editor, share.source)} has it; feed any other number as a float. The two are:"
     )
     is_equal = tf.equal(tf.cast(number, tf.int64), share.count)
-    check = tf.raw_ops.Assert(condition=is_equal, data=[said, number, share.count])
+    check = tf.raw_ops.Assert(condition=is_equal, data=[message, number, share.count])
     with tf.control_dependencies([check]):
         local, rows = (tf.reshape(tf.cast(one, number.dtype), []) for one in (share.local, share.rows))
     editor.redirect(fed.edges, local)
@@ -69,7 +69,7 @@ def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -
             condition=tf.equal(_length(editor, other), share.count),
             data=[_unequal(_name_in_script(editor, other), _name_in_script(editor, batch.placeholder))],
         )
-        for other in batch.alike
+        for other in batch.equal_length_sources
     ]
     if not checks:
         return share

@@ -56,12 +56,12 @@ class RandomStreams:
     """The random numbers that are drawn while a graph trains.
 
     Attributes:
-        kept: the ops whose positions can be saved, by name.
-        others: the ops for which that is impossible.
+        saved: the ops whose positions can be saved, by name.
+        unsaved: the ops for which that is impossible.
     """
 
-    kept: tuple[RandomStream, ...] = ()
-    others: tuple[str, ...] = ()
+    saved: tuple[RandomStream, ...] = ()
+    unsaved: tuple[str, ...] = ()
 
 
 def keep_streams(graph_def: GraphDef, view: GraphView, initial: frozenset[str]) -> RandomStreams:
@@ -73,18 +73,18 @@ def keep_streams(graph_def: GraphDef, view: GraphView, initial: frozenset[str]) 
         initial: random ops of initial values, which run before these variables are initialized.
     """
     branches = branches_of(view)
-    kept, others = list[RandomStream](), list[str]()
+    saved, others = list[RandomStream](), list[str]()
     for node in list(graph_def.node):
         if not is_stream(node) or node.name in initial:
             continue
         is_here = node.name in view.nodes and not any(branch.is_loop for branch in branches[node.name])
         if is_here and node.op in (*_LIKE, *_SAMPLERS) and "/job:ps" not in node.device:
-            kept.append(_keep(node, graph_def.node.add))
+            saved.append(_keep(node, graph_def.node.add))
         else:
             others.append(node.name)
     for function in graph_def.library.function:
         others += [f"{function.signature.name}/{node.name}" for node in function.node_def if is_stream(node)]
-    return RandomStreams(tuple(sorted(kept, key=lambda one: one.op)), tuple(sorted(others)))
+    return RandomStreams(tuple(sorted(saved, key=lambda one: one.op)), tuple(sorted(others)))
 
 
 def is_stream(node: NodeDef) -> bool:
@@ -110,24 +110,24 @@ def _keep(node: NodeDef, add: Callable[..., NodeDef]) -> RandomStream:
     first = _constant(add(name=f"{scope}/first", op="Const", device=node.device), seeds)
     start = add(name=f"{scope}/start", op="AssignVariableOp", device=node.device, input=[variable.name, first.name])
     start.attr["dtype"].type = types_pb2.DT_INT64
-    (_take_candidates if node.op in _SAMPLERS else _take)(node, variable.name, scope, add)
+    (_convert_sampler if node.op in _SAMPLERS else _convert_op)(node, variable.name, scope, add)
     return RandomStream(node.name, variable.name, start.name)
 
 
-def _take(node: NodeDef, variable: str, scope: str, add: Callable[..., NodeDef]) -> None:
+def _convert_op(node: NodeDef, variable: str, scope: str, add: Callable[..., NodeDef]) -> None:
     """Turns a node into its counterpart."""
     algorithm = _constant(add(name=f"{scope}/algorithm", op="Const", device=node.device), _PHILOX)
-    taken = list(node.input)
+    inputs = list(node.input)
     del node.input[:]
-    node.input.extend([variable, algorithm.name, *taken])
-    drawn = node.attr["Tout" if node.op == "RandomUniformInt" else "dtype"].type
+    node.input.extend([variable, algorithm.name, *inputs])
+    dtype = node.attr["Tout" if node.op == "RandomUniformInt" else "dtype"].type
     of_shape = node.attr["T"].type
     node.op = _LIKE[node.op]
     _keep_attributes(node, "_class")
-    node.attr["dtype"].type, node.attr["shape_dtype"].type = drawn, of_shape
+    node.attr["dtype"].type, node.attr["shape_dtype"].type = dtype, of_shape
 
 
-def _take_candidates(node: NodeDef, variable: str, scope: str, add: Callable[..., NodeDef]) -> None:
+def _convert_sampler(node: NodeDef, variable: str, scope: str, add: Callable[..., NodeDef]) -> None:
     """Replaces a candidate sampler with the project's own op, which reads its stream position from a variable."""
     native_ops()
     count = _SKIPPED * node.attr["num_sampled"].i
@@ -137,17 +137,17 @@ def _take_candidates(node: NodeDef, variable: str, scope: str, add: Callable[...
     place = add(name=f"{scope}/place", op="RngReadAndSkip", device=node.device, input=names)
     waits = [name for name in node.input if name.startswith("^")]
     place.input.extend(waits)
-    taken = [name for name in node.input if not name.startswith("^")]
+    inputs = [name for name in node.input if not name.startswith("^")]
     del node.input[:]
-    node.input.extend([*taken, place.name, *waits])
+    node.input.extend([*inputs, place.name, *waits])
     is_log = node.op == "LogUniformCandidateSampler"
     node.op = "ParallaxCandidates"
     _keep_attributes(node, "_class", "num_true", "num_sampled", "unique", "range_max")
     node.attr["log_uniform"].b = is_log
 
 
-def _keep_attributes(node: NodeDef, *kept: str) -> None:
-    for name in [name for name in node.attr if name not in kept]:
+def _keep_attributes(node: NodeDef, *names: str) -> None:
+    for name in [name for name in node.attr if name not in names]:
         del node.attr[name]
 
 

@@ -82,7 +82,7 @@ def remember_touched_rows(graph_def: GraphDef, editor: Editor, rewrites: Rewrite
     for members in groups:
         parts = [tuple(str(p.op.name) for p in editor.partitions.get(member, ())) for member in members]
         places = [members] if not parts[0] else list(zip(*parts, strict=True))
-        made = [_Marks.beside(graph_def, nodes[place[0]]) for place in places]
+        made = [_Marks.create(graph_def, nodes[place[0]]) for place in places]
         for marks, place in zip(made, places, strict=True):
             for writer in dict.fromkeys(one for variable in place for one in writers.get(variable, ())):
                 marks.before(nodes[writer])
@@ -101,7 +101,7 @@ def _groups(view: GraphView, tables: Mapping[str, str]) -> tuple[list[tuple[str,
         view: the user's graph.
         tables: variable op -> the table that it is sharded with, for those that are not replicated.
     """
-    found: dict[tuple[object, ...], list[str]] = {}
+    members_by_key: dict[tuple[object, ...], list[str]] = {}
     whole: dict[str, str] = {}
     for variable in (node for node in view.nodes if view.op(node) in _VARIABLES):
         numbers, reason = _row_numbers(view, variable)
@@ -111,8 +111,8 @@ def _groups(view: GraphView, tables: Mapping[str, str]) -> tuple[list[tuple[str,
         if reason:
             whole[variable] = reason
             continue
-        found.setdefault((numbers, shape.dim[0].size, tables.get(variable, "")), []).append(variable)
-    return [tuple(members) for members in found.values()], whole
+        members_by_key.setdefault((numbers, shape.dim[0].size, tables.get(variable, "")), []).append(variable)
+    return [tuple(members) for members in members_by_key.values()], whole
 
 
 def _row_numbers(view: GraphView, variable: str) -> tuple[frozenset[str], str]:
@@ -140,12 +140,12 @@ def _row_numbers(view: GraphView, variable: str) -> tuple[frozenset[str], str]:
 
 def _writers_by_variable(graph_def: GraphDef, nodes: Mapping[str, NodeDef]) -> dict[str, list[str]]:
     """Variable op of a finished graph -> the nodes that write it, in the order of the graph."""
-    found: dict[str, list[str]] = {}
+    writers_by_variable: dict[str, list[str]] = {}
     for node in graph_def.node:
         described = state_op(node.op, sum(not name.startswith("^") for name in node.input))
         for slot in described.state if described is not None else ():
-            found.setdefault(source_of(node.input[slot], nodes), []).append(node.name)
-    return found
+            writers_by_variable.setdefault(source_of(node.input[slot], nodes), []).append(node.name)
+    return writers_by_variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class _Marks:
     device: str
 
     @classmethod
-    def beside(cls, graph_def: GraphDef, variable: NodeDef) -> _Marks:
+    def create(cls, graph_def: GraphDef, variable: NodeDef) -> _Marks:
         """Adds the bools of a variable's rows."""
         marks = cls(graph_def, f"{_NAME}/{variable.name}", variable.attr["shape"].shape.dim[0].size, variable.device)
         handle = marks._add("VarHandleOp", "", [])

@@ -55,14 +55,14 @@ def add_gates(graph_def: GraphDef) -> None:
 def keys_of(view: GraphView) -> dict[str, list[str]]:
     """For each node at which runs are serialized, the state that it uses."""
     branches = branches_of(view)
-    found: dict[str, list[str]] = {}
+    keys_by_node: dict[str, list[str]] = {}
     for node in view.graph_def.node:
         loops = sum(branch.is_loop for branch in branches.get(node.name, ()))
         in_loop = loops > (node.op in ("Enter", "RefEnter"))  # a loop's entry waits outside of it
         keys = [] if in_loop else _keys(view, node)
         if keys:
-            found[node.name] = keys
-    return found
+            keys_by_node[node.name] = keys
+    return keys_by_node
 
 
 def find_ungated(view: GraphView, nodes: Iterable[str]) -> str | None:
@@ -97,10 +97,10 @@ def passes_on(node: NodeDef) -> bool:
 
 def _keys(view: GraphView, node: NodeDef) -> list[str]:
     """The states that the gates before a node protect."""
-    found = [key for tensor in view.inputs(node.name) if (key := _handle_key(view, tensor)) is not None]
+    keys = [key for tensor in view.inputs(node.name) if (key := _handle_key(view, tensor)) is not None]
     if _keeps_state(node):
-        found.append(node.name)
-    return list(dict.fromkeys(found))
+        keys.append(node.name)
+    return list(dict.fromkeys(keys))
 
 
 def _keeps_state(node: NodeDef) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import tensorflow.compat.v1 as tf
 
-from parallax.analysis.cut.plan_stages import graph_cut_of, layout_of_replicas
+from parallax.analysis.cut.plan_stages import get_graph_cut, layout_of_replicas
 from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.base.errors import PlanError
 from parallax.plans.plan import Layout, one_host, plan_from_json
@@ -52,7 +52,7 @@ def planned(analysed, workers, **settings):
 
 
 def test_autodiff_goes_with_its_forward_op(analysed):
-    found = graph_cut_of(analysed.captured, analysed.sources)
+    found = get_graph_cut(analysed.captured, analysed.sources)
     cut = found.cut_at([["layer1"]])
     (record,) = analysed.captured.records
     assert len(record.forward) > 0.8 * len(record.ops)
@@ -61,7 +61,7 @@ def test_autodiff_goes_with_its_forward_op(analysed):
         if view.op(node) == "MatMul":
             assert cut.places[node] == cut.places[record.forward[node]]
     assert [cut.places[f"kernel{layer}"] for layer in range(LAYERS)] == [0, 0, 1, 1]
-    messages = [one for one in found.messages_of(cut) if one.tensor]
+    messages = [one for one in found.list_messages(cut) if one.tensor]
     assert [one.tensor for one in messages if one.target == 1] == ["layer1:0"]
     assert len([one for one in messages if one.target == 0]) == 1
 

@@ -280,8 +280,8 @@ def test_a_shape_with_two_axes_of_the_batch_is_the_workers_along_one_of_them():
 
 
 def test_random_numbers_of_no_example_are_the_same_on_all_workers():
-    assert layouts_of(lambda x, w: x * tf.random.uniform([4])).alike == ("random_uniform/RandomUniform",)
-    assert layouts_of(lambda x, w: x * tf.random.uniform(tf.shape(x))).alike == ()
+    assert layouts_of(lambda x, w: x * tf.random.uniform([4])).equal_draws == ("random_uniform/RandomUniform",)
+    assert layouts_of(lambda x, w: x * tf.random.uniform(tf.shape(x))).equal_draws == ()
 
 
 def test_what_may_differ_between_workers_and_has_no_rule_is_refused():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from parallax.analysis.measuring.count_ids import asked_of, group_sizes, table_profile
+from parallax.analysis.measuring.count_ids import group_sizes, merge_lookups, table_profile
 
 
 def brute(first_rows, batches):
@@ -34,7 +34,7 @@ def brute(first_rows, batches):
 def test_counts_are_those_of_sets_and_loops(workers, first_rows):
     draw = np.random.default_rng([workers, len(first_rows)])
     batches = [[np.minimum(draw.zipf(1.3, draw.integers(0, 9)), 17).tolist() for _ in range(workers)] for _ in range(5)]
-    steps = [[asked_of([np.array(rows, np.int64)]) for rows in step] for step in batches]
+    steps = [[merge_lookups([np.array(rows, np.int64)]) for rows in step] for step in batches]
     found = table_profile("emb", first_rows, steps)
     ids, joined, share = brute(first_rows, batches)
     assert (found.name, found.ids, found.touched_rows) == ("emb", ids, joined[0][1])
@@ -43,19 +43,19 @@ def test_counts_are_those_of_sets_and_loops(workers, first_rows):
 
 
 def test_two_lookups_of_a_table_count_an_equal_row_once():
-    asked = asked_of([np.array([[3, 1], [3, 5]]), np.array([5, 9])])
+    asked = merge_lookups([np.array([[3, 1], [3, 5]]), np.array([5, 9])])
     assert (asked.ids, asked.rows.tolist()) == (6, [1, 3, 5, 9])
 
 
 def test_two_workers_that_ask_for_the_same_rows_join_to_as_many():
-    both = [asked_of([np.array([0, 2, 4])])] * 2
+    both = [merge_lookups([np.array([0, 2, 4])])] * 2
     found = table_profile("emb", (0,), [both])
     assert found.joined_rows == ((1, 3.0), (2, 3.0))
     assert found.busiest_share == 2.0, "all even rows are worker 0's"
 
 
 def test_nothing_asked_for_is_balanced():
-    found = table_profile("emb", (0,), [[asked_of([])] * 3])
+    found = table_profile("emb", (0,), [[merge_lookups([])] * 3])
     assert (found.ids, found.touched_rows, found.busiest_share) == (0.0, 0.0, 1.0)
     assert found.joined_rows == ((1, 0.0), (2, 0.0), (3, 0.0))
 

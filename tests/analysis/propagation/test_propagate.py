@@ -60,7 +60,7 @@ def test_slots_that_are_named_after_their_table_take_one_walk(monkeypatch) -> No
         found = analysed(optimizer)
         counted = count_walks(monkeypatch)
         walk = walk_graph(found.captured, found.sources, routes_of(found))
-        assert walk.assumed.table_of["emb"] == "emb" and len(walk.assumed.table_of) > 1
+        assert walk.assumptions.table_of["emb"] == "emb" and len(walk.assumptions.table_of) > 1
         assert len(counted) == 1
         monkeypatch.undo()
 
@@ -69,7 +69,7 @@ def test_a_variable_that_is_only_named_like_a_slot_is_none(monkeypatch) -> None:
     found = analysed(v1.train.AdamOptimizer(0.1), beside=True)
     assert found.captured.variables["emb/seen"].part.shape[0] == ROWS
     walk = walk_graph(found.captured, found.sources, routes_of(found))
-    assert sorted(walk.assumed.table_of) == ["emb", "emb/Adam", "emb/Adam_1"]
+    assert sorted(walk.assumptions.table_of) == ["emb", "emb/Adam", "emb/Adam_1"]
 
 
 def test_looking_at_a_graph_adds_no_attribute_to_its_nodes() -> None:

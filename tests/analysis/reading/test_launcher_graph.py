@@ -12,10 +12,10 @@ from parallax.analysis.reading.construction.digests import are_alike, fingerprin
 from parallax.analysis.reading.construction.launcher_graph import (
     LauncherGraph,
     export_graph,
-    functions_meant,
-    hold,
-    hold_like,
+    map_functions,
     pack_graph,
+    pin_graph,
+    pin_packed,
     unpack_graph,
 )
 from parallax.base.errors import OtherGraphError
@@ -130,7 +130,7 @@ def test_a_held_graph_has_the_launchers_values_and_what_was_added_since():
     assert len(pack_graph(launcher, large_bytes=1 << 20)) - len(data) > 0 and unpack_graph(data).digests.keys() == {
         "large"
     }
-    hold(own, unpack_graph(data))
+    pin_graph(own, unpack_graph(data))
     with own.as_default():
         tf.constant(9.0, name="later")
     found = export_graph(own)
@@ -145,15 +145,15 @@ def test_a_held_graph_has_the_launchers_values_and_what_was_added_since():
 def test_functions_of_a_held_graph_are_known_by_the_launchers_names():
     launcher, own = built(), built(shift=3)
     (theirs,), (mine,) = ([f.signature.name for f in definition(g).library.function] for g in (launcher, own))
-    assert theirs != mine and functions_meant(own) == {}
-    hold(own, unpack_graph(pack_graph(launcher)))
-    assert functions_meant(own) == {mine: theirs}
+    assert theirs != mine and map_functions(own) == {}
+    pin_graph(own, unpack_graph(pack_graph(launcher)))
+    assert map_functions(own) == {mine: theirs}
 
 
 def test_worker_0_gives_a_large_constant_that_nobody_has_from_the_launcher():
     own, value = built(large=1.0), definition(built(large=2.0)).node[-1].attr["value"].tensor
     data = unpack_graph(pack_graph(built(large=3.0)))
-    hold(own, LauncherGraph(data.graph_def, data.digests, {"large": value}))
+    pin_graph(own, LauncherGraph(data.graph_def, data.digests, {"large": value}))
     np.testing.assert_array_equal(constant(export_graph(own), "large"), np.full([64, 64], 2.0))
 
 
@@ -161,7 +161,7 @@ def test_a_graph_of_another_structure_is_not_held():
     data = pack_graph(built(value=2.0), math.inf)
     alike, other = built(), built(more=True)
     for graph in (alike, other):
-        hold_like(graph, data)
+        pin_packed(graph, data)
     assert constant(export_graph(alike, add_shapes=False), "factor")[0, 0] == 2.0
     assert constant(export_graph(other), "factor")[0, 0] == 1.0
 

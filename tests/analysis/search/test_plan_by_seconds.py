@@ -9,7 +9,7 @@ import pytest
 
 from ops.bench.regret.alternatives import alternatives
 from parallax.analysis.planner import make_plan
-from parallax.analysis.routes.candidates import candidates_of
+from parallax.analysis.routes.candidates import list_candidates
 from parallax.analysis.routes.owners import all_slots, equal_shares, kinds_of, shares_of
 from parallax.analysis.search import flips as flips_module
 from parallax.analysis.search import milp
@@ -19,7 +19,7 @@ from parallax.cluster.plan_inputs import PlanInputs, read_measured
 from parallax.graph.spec import GraphSpec, Slot
 from parallax.plans.plan import Layout, Plan, PlanConstraints, one_host, plan_from_json
 from parallax.plans.prediction import LINK, Flip
-from parallax.report.plan_table import explanation, plan_table
+from parallax.report.plan_table import explain_variable, plan_table
 from tests.analysis.measured import COLLECTIVES, MB, cluster, drawn, equal_hosts, host, model, scaled, table
 from tests.analysis.specs import dense, sparse, spec
 
@@ -59,14 +59,12 @@ def test_the_plan_is_the_best_of_all_choices(seed: int, servers: bool) -> None:
 def test_the_solver_finds_what_looking_at_every_choice_finds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     of, layout, measured = drawn(seed, servers=False)
     setting, _ = setting_of(
-        candidates_of(of, layout, PlanConstraints(), measured), layout, PlanConstraints(), measured, measured.cluster
+        list_candidates(of, layout, PlanConstraints(), measured), layout, PlanConstraints(), measured, measured.cluster
     )
     problem = problem_of(setting, equal_shares(layout.num_workers))
     wanted = min((a.step_s for a in alternatives(of, layout, PlanConstraints(), measured)), default=None)
     monkeypatch.setattr(milp, "ENUMERATED", 0)
-    monkeypatch.setattr(
-        milp, "_that_may_be_best", lambda p, known_s, slowness: [list(range(len(o))) for o in p.options]
-    )
+    monkeypatch.setattr(milp, "_drop_dominated", lambda p, known_s, slowness: [list(range(len(o))) for o in p.options])
     if wanted is None:
         with pytest.raises(PlanError, match="memory"):
             milp.solve(problem)
@@ -95,7 +93,7 @@ def test_a_large_model_stays_a_small_program_with_a_bound() -> None:
     layout = Layout((1,) * 64)
     measured = PlanInputs(equal_hosts(64, 1250 * MB))
     setting, _ = setting_of(
-        candidates_of(spec(*variables), layout, PlanConstraints(), measured),
+        list_candidates(spec(*variables), layout, PlanConstraints(), measured),
         layout,
         PlanConstraints(),
         measured,
@@ -359,5 +357,8 @@ def test_a_plan_with_profiles_is_shown_and_read_back(golden) -> None:
     measured = PlanInputs(profile, known, "cluster.json", "profile.json")
     plan = make_plan(of, Layout((1,) * 4, (0, 1)), None, measured)
     assert plan_from_json(plan.to_json()) == plan
-    golden("plan_timed.txt", plan_table(plan) + "\n" + explanation(plan, "emb") + "\n" + explanation(plan, "small"))
+    golden(
+        "plan_timed.txt",
+        plan_table(plan) + "\n" + explain_variable(plan, "emb") + "\n" + explain_variable(plan, "small"),
+    )
     golden("plan_timed.json", plan.to_json())

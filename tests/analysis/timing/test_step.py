@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parallax.analysis.planner import make_plan
-from parallax.analysis.timing.step_time import given_of
+from parallax.analysis.timing.step_time import derive_step_load
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import AlphaBeta, ClusterProfile
 from parallax.plans.plan import Layout, PlanConstraints
@@ -91,7 +91,7 @@ def test_what_compute_hides_of_the_exchanges_is_told_beside_what_it_could() -> N
 def compute_s(workers: int, shared: float | None, **measured_model: float) -> float:
     cluster = equal_hosts(workers)
     cluster = ClusterProfile(1, cluster.hosts, cluster.across, cluster.within, shared)
-    return given_of(PlanInputs(cluster, model(**measured_model)), Layout((1,) * workers)).compute_s
+    return derive_step_load(PlanInputs(cluster, model(**measured_model)), Layout((1,) * workers)).compute_s
 
 
 def test_workers_with_cores_of_their_own_compute_as_fast_as_one() -> None:

@@ -63,7 +63,7 @@ if cut.startswith("save"):
     Writer._flush = flush_or_die
 
 with sess:
-    beside = next(hook for hook in sess._monitored._hooks if isinstance(hook, CheckpointHook)).checkpoints.beside
+    beside = next(hook for hook in sess._monitored._hooks if isinstance(hook, CheckpointHook)).checkpoints.concurrent
     [now] = sess.run(step)
     while now < LAST:
         for kept in range(KEPT):

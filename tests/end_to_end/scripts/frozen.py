@@ -59,13 +59,13 @@ with sess:
     train(3)
     replace(saved.storage, folder=str(folder / "lagging")).save(raw, 3)  # of rows that lack updates
     Writer.begin = begins_later
-    assert saved.beside.begin(raw, 3) == ""
+    assert saved.concurrent.begin(raw, 3) == ""
     moved = replace(saved.storage, folder=str(folder / "stood")).save(raw, 3)
     assert moved.writers == (0, 1), moved
     train(20)
     may_begin.set()
-    saved.beside.join()
-    assert saved.beside.take().writers == (0, 1)
+    saved.concurrent.join()
+    assert saved.concurrent.pop_result().writers == (0, 1)
     [now] = sess.run(emb)
     if rank == 0:
         lagging, stood, beside = latest("lagging"), latest("stood"), latest("beside")
@@ -75,7 +75,7 @@ with sess:
             np.testing.assert_array_equal(beside[key], value, err_msg=key)
         assert beside["global_step"] == 3 and not np.array_equal(now, beside["emb"])
     may_begin.clear()
-    assert saved.beside.begin(raw, 23) == ""
+    assert saved.concurrent.begin(raw, 23) == ""
     sess.workers.Barrier()
     print(f"rank {rank} is process {os.getpid()}", flush=True)
     train(100_000)

@@ -15,7 +15,7 @@ from parallax.entry import cli
 from parallax.plans.plan import Layout, Plan
 from parallax.plans.prediction import HostLoad
 from parallax.report.html import page as page_module
-from parallax.report.html.holdings import held_by_host, rate_now, sent_by_route
+from parallax.report.html.holdings import list_holdings, rate_now, sent_by_route
 from parallax.report.html.page import plan_page
 from parallax.report.html.pictures import SHOWN_HOSTS, hosts_svg
 from parallax.report.html.simulation_page import simulation_page
@@ -141,7 +141,7 @@ def test_names_are_text_and_never_tags() -> None:
 
 
 def test_hosts_hold_copies_rows_and_partitions() -> None:
-    held = {h.name: h for h in held_by_host(untimed(), 2)[1]}
+    held = {h.name: h for h in list_holdings(untimed(), 2)[1]}
     assert (held["embedding"].held_bytes, held["embedding"].what) == (12_800_000, "50,000 of 100,000 rows")
     assert (held["lstm/bias"].held_bytes, held["lstm/bias"].what) == (2 * 2048, "a copy in every worker")
     assert held["positions"].held_bytes == 300 * 64 * 4 // 2

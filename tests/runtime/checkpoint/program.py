@@ -42,14 +42,14 @@ from parallax.analysis.reading.capture import initialization_phases  # noqa: E40
 from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.base.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
-from parallax.runtime.checkpoint.beside_training import _InProgress, beside_training  # noqa: E402
+from parallax.runtime.checkpoint.beside_training import _InProgress, prepare_concurrent_checkpoints  # noqa: E402
 from parallax.runtime.checkpoint.checkpoint_io import Storage  # noqa: E402
 from parallax.runtime.checkpoint.format.bundle import Bundle  # noqa: E402
 from parallax.runtime.checkpoint.format.folder import FilesFailed, Retention, latest  # noqa: E402
 from parallax.runtime.checkpoint.format.stored_tensors import stored_variables  # noqa: E402
 from parallax.runtime.checkpoint.format.writer import Writer  # noqa: E402
 from parallax.runtime.checkpoint.rows import freeze  # noqa: E402
-from parallax.runtime.checkpoint.rows.access_to_rows import hold  # noqa: E402
+from parallax.runtime.checkpoint.rows.access_to_rows import build_access  # noqa: E402
 from parallax.runtime.checkpoint.rows.freeze import CannotFreeze  # noqa: E402
 from parallax.runtime.checkpoint.rows.variable_rows import ShardedRows  # noqa: E402
 from parallax.runtime.replan.change_over import places_of  # noqa: E402
@@ -138,9 +138,9 @@ class Job:
         self.graph, worker_graph = graph, tf.Graph()
         with worker_graph.as_default():
             tf.graph_util.import_graph_def(self.made.graph_def, name="")
-            held = hold(stored_variables(graph), places_of(self.made), comm)
+            held = build_access(stored_variables(graph), places_of(self.made), comm)
             self.storage = Storage(str(folder), held, comm, chunk_bytes)
-            self.beside = beside_training(self.storage)
+            self.beside = prepare_concurrent_checkpoints(self.storage)
         self.session = v1.Session(graph=worker_graph, config=as_written())
         for phase in initialization_phases(analysed.captured):
             self.session.run(phase)
@@ -161,16 +161,16 @@ class Job:
         """Every variable whole, by name of its op; all workers of the job must call it."""
         variables = self.graph.get_collection("variables")
         tensors = {v.op.name: self.graph.as_graph_element(v).name for v in variables}
-        return self.session.run({op: self.made.whole.get(tensor, tensor) for op, tensor in tensors.items()})
+        return self.session.run({op: self.made.full_tensors.get(tensor, tensor) for op, tensor in tensors.items()})
 
     def at(self, folder, chunk_bytes=CHUNK_BYTES):
         """The same job with another folder."""
-        self.storage = Storage(str(FOLDER / folder), self.storage.held, self.storage.comm, chunk_bytes)
+        self.storage = Storage(str(FOLDER / folder), self.storage.variables, self.storage.comm, chunk_bytes)
         self.beside.storage = self.storage
         return self
 
     def is_spread(self, op):
-        return any(h.stored.op == op and isinstance(h, ShardedRows) for h in self.storage.held)
+        return any(h.stored.op == op and isinstance(h, ShardedRows) for h in self.storage.variables)
 
 
 def one_process(use_resource, restore="", save=""):
@@ -272,7 +272,7 @@ def saved_in_both_ways(job, folder):
         job.beside.join()
     finally:
         Writer.begin = begin
-    beside = job.beside.take()
+    beside = job.beside.pop_result()
     assert not images() and job.beside.step is None and not job.beside.is_writing
     assert beside.prefix == prefix_of(folder, STEPS) and 0 < beside.waited_s < beside.seconds, beside
     then = job.values()
@@ -292,7 +292,7 @@ def another_number_of_workers_reads_it(use_resource, workers, route, pattern=())
             assert moved.prefix == prefix_of(folder, STEPS)
             if RANK == 0:
                 assert moved.largest_bytes == CHUNK_BYTES, moved
-            Storage(str(FOLDER / again), job.storage.held, part, 32).save(job.session, STEPS)
+            Storage(str(FOLDER / again), job.storage.variables, part, 32).save(job.session, STEPS)
     barrier(COMM)
     if RANK == 0:
         first = one_process(use_resource, restore=prefix_of(folder, STEPS))
@@ -458,7 +458,7 @@ def a_full_disk_beside_training_is_told_by_the_loop():
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     try:
-        job.beside.take()
+        job.beside.pop_result()
         message = ""
     except FilesFailed as error:
         message = str(error)
@@ -491,7 +491,7 @@ def _text_of(file):
 
 def an_image_that_is_lost_skips_one_checkpoint_of_all_workers():
     """Lost by one worker in the middle: killed, as when memory runs out, or stopped, which a limit finds out."""
-    job, look = usual().at("lost"), _InProgress.look
+    job, look = usual().at("lost"), _InProgress.poll
     for step, number, words in ((1, signal.SIGKILL, ": signal 9 killed it."), (2, signal.SIGSTOP, "no byte for 2 s.")):
         struck = []
 
@@ -500,13 +500,13 @@ def an_image_that_is_lost_skips_one_checkpoint_of_all_workers():
             if RANK == 2 and not struck:
                 struck.append(os.kill(int(images()[0]), number))
 
-        _InProgress.look = strikes
+        _InProgress.poll = strikes
         try:
             assert not job.beside.begin(job.session, step)
             job.beside.join()
         finally:
-            _InProgress.look = look
-        message = refused(job.beside.take)
+            _InProgress.poll = look
+        message = refused(job.beside.pop_result)
         assert f"step {step} is skipped: worker 2 could not" in message and words in message, message
         assert not images() and job.beside.step is None
         assert RANK or (latest(str(FOLDER / "lost")) is None and not list((FOLDER / "lost").glob("*unfinished*")))
@@ -514,7 +514,7 @@ def an_image_that_is_lost_skips_one_checkpoint_of_all_workers():
     wanted = job.values()
     assert not job.beside.begin(job.session, 3)
     job.beside.join()
-    assert job.beside.take().prefix == prefix_of("lost", 3)
+    assert job.beside.pop_result().prefix == prefix_of("lost", 3)
     assert_equal(one_process(True, restore=prefix_of("lost", 3)), wanted)
 
 

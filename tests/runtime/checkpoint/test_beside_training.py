@@ -17,14 +17,14 @@ import pytest
 import tensorflow as tf
 
 from parallax.base.errors import CheckpointError
-from parallax.runtime.checkpoint.beside_training import BesideTraining
+from parallax.runtime.checkpoint.beside_training import ConcurrentCheckpoints
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.format.folder import latest
 from parallax.runtime.checkpoint.format.stored_tensors import stored_variables
 from parallax.runtime.checkpoint.format.writer import Writer
 from parallax.runtime.checkpoint.hook import CheckpointHook
-from parallax.runtime.checkpoint.rows.access_to_rows import hold
+from parallax.runtime.checkpoint.rows.access_to_rows import build_access
 from parallax.runtime.checkpoint.rows.freeze import FrozenValue, freezer
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.settings.parts import CheckPointConfig
@@ -51,9 +51,9 @@ class Loop:
     may_write: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def beside(self) -> BesideTraining:
-        assert self.hook.checkpoints.beside is not None
-        return self.hook.checkpoints.beside
+    def beside(self) -> ConcurrentCheckpoints:
+        assert self.hook.checkpoints.concurrent is not None
+        return self.hook.checkpoints.concurrent
 
     def train_to(self, value: float) -> None:
         self.session.run(self.table.assign(tf.fill([5, 3], float(value))))
@@ -70,13 +70,13 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
         table = v1.get_variable("table", [5, 3], initializer=tf.zeros_initializer(), use_resource=True)
         words = v1.get_variable("words", initializer=tf.constant(["a", "b"]), use_resource=True)
         comm: Any = Lonely()
-        storage = Storage(str(tmp_path), hold(stored_variables(graph), Places(), comm), comm)
-        beside = BesideTraining(storage, comm, freezer(storage.held, comm))
+        storage = Storage(str(tmp_path), build_access(stored_variables(graph), Places(), comm), comm)
+        beside = ConcurrentCheckpoints(storage, comm, freezer(storage.variables, comm))
         session.run([table.initializer, words.initializer])
         worker: Any = SimpleNamespace(watch=SimpleNamespace(run=lambda *_, **__: nullcontext()))
         config = CheckPointConfig(tmp_path, save_ckpt_steps=1)
         made = Loop(
-            session, table, CheckpointHook(Checkpoints(config, storage, None, "", beside=beside), worker), tmp_path
+            session, table, CheckpointHook(Checkpoints(config, storage, None, "", concurrent=beside), worker), tmp_path
         )
         begin = Writer.begin
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
-from parallax.runtime.checkpoint.rows.dealing import deal, rounds, run_of
+from parallax.runtime.checkpoint.rows.dealing import rounds, run_of, send_rows
 from parallax.runtime.checkpoint.rows.variable_rows import RowsOnServers, ShardedRows
 
 WIDTH, LIMIT_S = 3, 30
@@ -91,7 +91,7 @@ def dealt(rows: int, size: int, takers: Sequence[int], chunk_rows: int, variable
     def work(rank: int, comm: Any) -> list[tuple[int, int, Any]]:
         one, found = variable(comm), []
         for first, counts in rounds(one, takers, chunk_rows * ROW_BYTES):
-            values = deal(one, None, first, counts)
+            values = send_rows(one, None, first, counts)
             start, count = run_of(rank, first, counts)
             assert len(values) == count and (rank in counts or not count) and count <= chunk_rows
             np.testing.assert_array_equal(values, whole_of(rows)[start : start + count])

@@ -134,4 +134,4 @@ def test_wherever_the_folder_hangs_it_is_noticed(
     save(own, 2)
     assert loaded_step(own) == 2
     assert {one["kind"] for one in found} == {OVERDUE} and str(tmp_path) in found[0]["what"]
-    own.give_back_folder()
+    own.release_folder()

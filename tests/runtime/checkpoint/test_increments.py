@@ -312,10 +312,10 @@ def test_a_compacted_state_has_the_positions_of_its_last_increment(tmp_path: Pat
     job = Job(tmp_path, workers=workers)
     job.load()
     job.train()
-    for position in job.storage.own[:1]:
+    for position in job.storage.internal_variables[:1]:
         position.value += 100  # type: ignore[attr-defined]
     job.save()
-    wanted = [job.storage.own[0].value[rank][0].tolist() for rank in range(workers)] or None  # type: ignore[attr-defined]
+    wanted = [job.storage.internal_variables[0].value[rank][0].tolist() for rank in range(workers)] or None  # type: ignore[attr-defined]
     assert read_at(f"{tmp_path}/increment-2") == wanted
     prefix, _ = compact(str(tmp_path), CHUNK_BYTES)
     assert read_at(prefix) == wanted

@@ -36,7 +36,7 @@ class Holder:
         pid = os.fork()
         if pid == 0:
             try:
-                FolderClaim(str(folder), "theirs", "train.py", LIMITS).take()
+                FolderClaim(str(folder), "theirs", "train.py", LIMITS).acquire()
                 os.write(tells, b"!")
                 time.sleep(600)
             finally:
@@ -77,7 +77,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_second_job_is_refused_by_the_name_of_the_first(tmp_path: Path, other: Holder) -> None:
     with pytest.raises(FolderInUse, match=f"{tmp_path} is in use by train.py, process {other.pid} on host .* End that"):
-        claim(tmp_path).take()
+        claim(tmp_path).acquire()
     assert mark(tmp_path)["job"] == "theirs"
 
 
@@ -87,7 +87,7 @@ def test_a_job_of_another_machine_is_seen_to_live_by_its_beat(
     elsewhere(monkeypatch)
     monkeypatch.setattr(time, "time", lambda: 0.0)  # clocks may differ
     with pytest.raises(FolderInUse, match=f"process {other.pid} "):
-        claim(tmp_path).take()
+        claim(tmp_path).acquire()
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])
@@ -98,8 +98,8 @@ def test_the_mark_of_a_killed_job_blocks_nobody(
     if is_elsewhere:
         elsewhere(monkeypatch)
     made = claim(tmp_path)
-    made.take()
-    made.take()  # it is this process's
+    made.acquire()
+    made.acquire()  # it is this process's
     assert (mark(tmp_path)["job"], mark(tmp_path)["state"]) == ("mine", "holds")
     made.release()
     assert list(tmp_path.iterdir()) == []
@@ -109,21 +109,21 @@ def test_a_number_that_another_process_has_now_is_not_the_owner(tmp_path: Path, 
     other.kill()
     (tmp_path / OWNER).write_text(json.dumps(mark(tmp_path) | {"process": os.getpid()}))
     made = claim(tmp_path)
-    made.take()
+    made.acquire()
     made.release()
 
 
 def test_a_later_start_of_a_job_takes_the_folder_at_once_and_the_earlier_one_finds_out(tmp_path: Path) -> None:
     first, second = claim(tmp_path), claim(tmp_path)
-    first.take()
+    first.acquire()
     text = json.dumps(mark(tmp_path) | {"machine": "another one", "beat": 0})
     first.release()
     (tmp_path / OWNER).write_text(text)
     second.limits = replace(LIMITS, silent_s=600.0)
-    second.take()
+    second.acquire()
     (tmp_path / OWNER).write_text(text)  # as if that were the later one
     with pytest.raises(FolderInUse, match="It took over the folder while this job did not respond"):
-        second.take()
+        second.acquire()
     second.release()
     assert (tmp_path / OWNER).read_text() == text
 
@@ -133,17 +133,17 @@ def test_an_owner_that_was_held_up_and_lives_refuses_a_claim(
 ) -> None:
     elsewhere(monkeypatch)
     os.kill(other.pid, signal.SIGSTOP)
-    put = folder_owner._put
+    put = folder_owner._write_mark
 
     def puts_and_wakes(path: str, written: folder_owner.OwnerMark) -> None:
         put(path, written)
         os.kill(other.pid, signal.SIGCONT)
 
-    monkeypatch.setattr(folder_owner, "_put", puts_and_wakes)
+    monkeypatch.setattr(folder_owner, "_write_mark", puts_and_wakes)
     made = claim(tmp_path)
     made.limits = replace(LIMITS, beat_s=1.0, silent_s=2.0)
     with pytest.raises(FolderInUse, match=f"process {other.pid} "):
-        made.take()
+        made.acquire()
     assert mark(tmp_path)["job"] == "theirs"
 
 
@@ -151,7 +151,7 @@ def test_an_owner_that_was_held_up_and_lives_refuses_a_claim(
 def test_a_mark_that_is_none_is_a_dead_owners(tmp_path: Path, text: str) -> None:
     (tmp_path / OWNER).write_text(text)
     made = claim(tmp_path)
-    made.take()
+    made.acquire()
     made.release()
     assert list(tmp_path.iterdir()) == []
 
@@ -162,7 +162,7 @@ def test_one_of_many_that_come_at_once_has_the_folder(tmp_path: Path) -> None:
     def takes(number: int) -> None:
         made = FolderClaim(str(tmp_path), f"job {number}", "own.py", LIMITS)
         try:
-            made.take()
+            made.acquire()
             found.append(mark(tmp_path)["job"])
         except FolderInUse:
             pass
@@ -177,9 +177,9 @@ def test_one_of_many_that_come_at_once_has_the_folder(tmp_path: Path) -> None:
 
 def test_a_deleted_mark_is_made_again(tmp_path: Path) -> None:
     made = claim(tmp_path)
-    made.take()
+    made.acquire()
     (tmp_path / OWNER).unlink()
-    made.take()
+    made.acquire()
     assert mark(tmp_path)["job"] == "mine"
     made.release()
 
@@ -212,14 +212,14 @@ def test_a_second_job_deletes_nothing_of_the_first_and_neither_does_the_command(
     other.kill()
     save(storage, 2)
     assert not unfinished.exists() and mark(tmp_path)["job"] == "mine"
-    storage.give_back_folder()
+    storage.release_folder()
     assert not (tmp_path / OWNER).exists()
 
 
 def test_a_folder_that_cannot_be_written_is_no_reason_not_to_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     storage = replace(job(tmp_path / "file"), claim=claim(tmp_path / "file"))
-    storage.take_folder()
+    storage.acquire_folder()
     with pytest.raises(CheckpointError, match="Cannot write the checkpoint of step 1 to"):
         save(storage, 1)
 

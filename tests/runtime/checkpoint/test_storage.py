@@ -74,7 +74,7 @@ def job(folder: Path, rows: int = 5, retention: Retention | None = None) -> Stor
 
 def save(storage: Storage, *steps: int) -> None:
     for step in steps:
-        table, counter = storage.held
+        table, counter = storage.variables
         table.value[:] = step + 1  # type: ignore[attr-defined]
         counter.value = np.array(step)  # type: ignore[attr-defined]
         storage.save(None, step)
@@ -82,7 +82,7 @@ def save(storage: Storage, *steps: int) -> None:
 
 def loaded_step(storage: Storage) -> int:
     """What was read, all of it of one step."""
-    table, counter = storage.held
+    table, counter = storage.variables
     table.value[:], counter.value = -1, -1  # type: ignore[attr-defined]
     moved = storage.load(None)
     assert moved is not None
@@ -225,7 +225,7 @@ def test_a_full_disk_takes_older_checkpoints_and_then_warns_while_training_goes_
 ) -> None:
     storage = job(small_disk, rows=4000, retention=Retention(5))  # 48 kB each
     save(storage, 0, 1, 2, 3)
-    table = storage.held[0]
+    table = storage.variables[0]
     table.value[:], moved = 5, storage.save(None, 4)  # type: ignore[attr-defined]
     assert "No space left on device" in moved.notes[0] and "Deleted to make room: " in moved.notes[0]
     assert steps_in(small_disk) == [3, 4]

@@ -17,13 +17,13 @@ from parallax.base.errors import LaunchError
 from parallax.base.strict import shown
 from parallax.cluster.machines import Cluster, Host, Ssh, local_cluster
 from parallax.runtime.doctor import ask, probe
-from parallax.runtime.doctor.ask import ask_all
+from parallax.runtime.doctor.ask import query_hosts
 from parallax.runtime.doctor.command import LIBRARIES, doctor, questions, table_text
 from parallax.runtime.doctor.findings import Answer, Expectations, HostFacts, facts_from, findings
 from parallax.runtime.launcher import reach
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import this_launcher
-from parallax.runtime.launcher.reach import HostsNotReady, check_reachable, what_is_wrong
+from parallax.runtime.launcher.reach import HostsNotReady, check_reachable, diagnose_answer
 from tests.mutations import for_all, mutated_json
 
 # What of a host is other is in a folder that its Python looks into first.
@@ -70,7 +70,7 @@ def hosts(agent, *names):
 
 def test_all_hosts_are_asked_and_a_silent_one_holds_up_nobody(agent):
     cluster = hosts(agent, "well", "down", "silent", "other")
-    well, down, silent, other = ask_all(cluster, sys.executable, questions(cluster, this_launcher(), None), 8.0)
+    well, down, silent, other = query_hosts(cluster, sys.executable, questions(cluster, this_launcher(), None), 8.0)
     assert well.facts.python == sys.version.split()[0] and well.facts.cores > 0 and well.facts.project
     assert well.facts.mpirun.startswith("mpirun (Open MPI)") and all(well.facts.packages.values())
     assert abs(well.offset.offset_us) - well.offset.uncertainty_us < 1e5
@@ -97,7 +97,7 @@ ODD_ANSWERS = {
 def test_a_host_that_answers_otherwise_is_named_in_time_with_what_it_said(agent):
     cluster = hosts(agent, *ODD_ANSWERS)
     began_s = time.monotonic()
-    found = ask_all(cluster, sys.executable, questions(cluster, this_launcher(), None), 3.0)
+    found = query_hosts(cluster, sys.executable, questions(cluster, this_launcher(), None), 3.0)
     assert time.monotonic() - began_s < 60
     assert [one.address for one in found] == [*ODD_ANSWERS] and all(one.facts is None for one in found)
     for one in found:
@@ -106,7 +106,7 @@ def test_a_host_that_answers_otherwise_is_named_in_time_with_what_it_said(agent)
 
 def test_what_a_login_writes_before_the_answer_is_left_out(agent):
     cluster = hosts(agent, "greets")
-    [found] = ask_all(cluster, sys.executable, questions(cluster, this_launcher(), None), 20.0)
+    [found] = query_hosts(cluster, sys.executable, questions(cluster, this_launcher(), None), 20.0)
     assert found.why == "" and found.facts.python == sys.version.split()[0] and found.offset is not None
 
 
@@ -239,7 +239,7 @@ def test_doctor_says_whose_answer_it_waits_for_and_names_who_gives_none(tmp_path
 
 
 def test_an_answer_says_what_a_host_has_not_and_no_answer_is_left_to_mpirun():
-    assert what_is_wrong(0, "greeting\nparallax-reached\n", "") == ""
-    assert what_is_wrong(0, "parallax-reached\n/env/bin/python\n/jobs\n", "") == "lacks /env/bin/python, /jobs"
-    assert what_is_wrong(0, "", "") == ""
-    assert what_is_wrong(1, "", "") == "cannot be reached (status 1)"
+    assert diagnose_answer(0, "greeting\nparallax-reached\n", "") == ""
+    assert diagnose_answer(0, "parallax-reached\n/env/bin/python\n/jobs\n", "") == "lacks /env/bin/python, /jobs"
+    assert diagnose_answer(0, "", "") == ""
+    assert diagnose_answer(1, "", "") == "cannot be reached (status 1)"

@@ -11,7 +11,7 @@ import pytest
 from parallax.base.errors import LaunchError
 from parallax.cluster.machines import Cluster, Host, Ssh
 from parallax.runtime.launcher.restarts import answering
-from parallax.runtime.launcher.restarts.answering import _hears, driver_address
+from parallax.runtime.launcher.restarts.answering import _has_received, driver_address
 
 WORD = "0123456789abcdef"
 
@@ -32,7 +32,7 @@ def test_a_connection_that_is_reset_or_says_another_word_is_passed_over():
             listener.settimeout(0.1)
             thread = threading.Thread(target=connect, args=(listener.getsockname(),))
             thread.start()
-            assert _hears(listener, WORD, process, 30.0)
+            assert _has_received(listener, WORD, process, 30.0)
             thread.join()
     finally:
         process.kill()
@@ -53,7 +53,7 @@ def test_a_host_to_which_no_network_leads_is_named(monkeypatch):
     def fail(name):
         raise OSError(f"no way to {name}")
 
-    monkeypatch.setattr(answering, "own_address", fail)
+    monkeypatch.setattr(answering, "find_local_address", fail)
     host = Host("nowhere", 1)
     cluster = Cluster((host,), ssh=Ssh(agent="my-agent"))
     with pytest.raises(LaunchError, match="Worker 0, on nowhere, must reach .* no way to nowhere.* Give its address"):

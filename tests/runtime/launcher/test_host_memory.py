@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from parallax.base.private_files import lock_own_file, make_own_folder
+from parallax.base.private_files import lock_private_file, make_private_folder
 from parallax.cluster.machines import local_cluster
-from parallax.runtime.launcher.host_memory import clear_left, host_folder, host_memory
+from parallax.runtime.launcher.host_memory import clear_orphaned, host_folder, host_memory
 from parallax.runtime.supervisor.processes import remove_scratch
 
 LAUNCHER = """
@@ -60,11 +60,11 @@ def test_hosts_that_the_next_job_does_not_have_stay_in_the_record(tmp_path: Path
     record = tmp_path / "parallax-state-dead.launcher"
     own = record.read_text()
     record.write_text(f"elsewhere\n{own}")
-    clear_left(local_cluster(1, ""), tmp_path)
+    clear_orphaned(local_cluster(1, ""), tmp_path)
     assert names(tmp_path) == [record.name] and record.read_text() == "elsewhere\n"
     record.write_text("elsewhere\n")
     host_folder(tmp_path, "dead", "here").mkdir()
-    clear_left(local_cluster(1, ""), tmp_path)
+    clear_orphaned(local_cluster(1, ""), tmp_path)
     assert len(names(tmp_path)) == 2  # this host is not in the record
 
 
@@ -114,7 +114,7 @@ def test_nobody_else_can_open_a_record_and_so_hold_its_lock(tmp_path: Path) -> N
     try:
         with host_memory(local_cluster(1, ""), tmp_path, "own"):
             (record,) = tmp_path.iterdir()
-            assert stat.S_IMODE(record.stat().st_mode) == 0o600 and lock_own_file(record) is None
+            assert stat.S_IMODE(record.stat().st_mode) == 0o600 and lock_private_file(record) is None
     finally:
         os.umask(before)
 
@@ -131,7 +131,7 @@ def test_a_state_is_not_put_into_what_somebody_else_may_have_made(tmp_path: Path
         folder.mkdir()
         folder.chmod(0o777)
     with pytest.raises(PermissionError, match="must be a folder that user .* owns and nobody else may look into"):
-        make_own_folder(folder)
+        make_private_folder(folder)
 
 
 def test_a_folder_of_another_user_is_refused_and_the_own_one_found_again(
@@ -139,13 +139,13 @@ def test_a_folder_of_another_user_is_refused_and_the_own_one_found_again(
 ) -> None:
     folder = tmp_path / "below" / "own"
     for _ in range(2):
-        make_own_folder(folder)
+        make_private_folder(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     with pytest.raises(PermissionError, match="Remove it"):
-        make_own_folder(folder)
+        make_private_folder(folder)
     (tmp_path / "record").touch()
-    assert lock_own_file(tmp_path / "record") is None
+    assert lock_private_file(tmp_path / "record") is None
 
 
 def test_scratch_is_removed_without_following_links(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def heard(judge, *lines):
     """The judge after some lines, and what is shown of them."""
     shown = []
     for line in lines:
-        judge, now = judge.hear(line)
+        judge, now = judge.process_line(line)
         shown += now
     return judge, shown
 

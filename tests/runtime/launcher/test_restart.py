@@ -21,7 +21,7 @@ from parallax.runtime.launcher.restarts.restart_policy import (
     RestartState,
     after_failure,
     choose_hosts,
-    tell_of_hosts,
+    describe_hosts,
 )
 from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
 from parallax.runtime.supervisor.limits import Limits
@@ -144,11 +144,11 @@ def test_a_failure_of_the_script_or_of_all_blames_no_host():
 
 def test_the_user_is_told_which_hosts_are_left_out_and_taken_back():
     state = RestartState(3, ("a", "b", "c"), 1)
-    assert tell_of_hosts(state, ("a", "b"), ("a", "b")) == ""
+    assert describe_hosts(state, ("a", "b"), ("a", "b")) == ""
     text = "Left out: b. The job continues on 2 of 3 hosts."
-    assert tell_of_hosts(state, ("a", "b", "c"), ("a", "c")) == text
+    assert describe_hosts(state, ("a", "b", "c"), ("a", "c")) == text
     text = "Left out: a. Taken back: b, c. The job continues on 2 of 3 hosts."
-    assert tell_of_hosts(state, ("a",), ("b", "c")) == text
+    assert describe_hosts(state, ("a",), ("b", "c")) == text
 
 
 def test_how_far_a_job_is_follows_from_its_frames():

@@ -18,7 +18,7 @@ from parallax.runtime.launcher.failures.cause import EndCause, Progress
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.restarts import restart_loop
-from parallax.runtime.launcher.restarts.answering import answering_hosts
+from parallax.runtime.launcher.restarts.answering import probe_hosts
 from parallax.runtime.launcher.restarts.restart_loop import RestartOptions, launch_restarting
 
 LIMIT_S = 20.0
@@ -76,8 +76,8 @@ class Played:
     def _parcel_comes(self, contact):
         data = b""
         while not contact.signals:
-            if select.select([contact.given.read_end], [], [], 0.02)[0]:
-                data += os.read(contact.given.read_end.fileno(), 100)
+            if select.select([contact.input.read_end], [], [], 0.02)[0]:
+                data += os.read(contact.input.read_end.fileno(), 100)
                 if len(data) >= sum(map(len, JOB.input)):  # by its length: no end comes
                     self.parcels.append(data)
                     return True
@@ -175,7 +175,7 @@ def test_a_host_that_does_not_answer_is_left_out_and_the_spare_on_it_is_dropped(
     hosts = ("a", "b")
     cluster = Cluster(tuple(Host(name, 1) for name in hosts))
     answers = iter([("a",), hosts])
-    monkeypatch.setattr(restart_loop, "answering_hosts", lambda cluster: next(answers))
+    monkeypatch.setattr(restart_loop, "probe_hosts", lambda cluster: next(answers))
     asked = []
 
     def job_on(chosen):
@@ -191,7 +191,7 @@ def test_a_host_that_does_not_answer_is_left_out_and_the_spare_on_it_is_dropped(
 
 
 def test_hosts_for_which_there_is_no_plan_end_it_with_the_jobs_status(capfdbinary, monkeypatch):
-    monkeypatch.setattr(restart_loop, "answering_hosts", lambda cluster: ("a",))
+    monkeypatch.setattr(restart_loop, "probe_hosts", lambda cluster: ("a",))
 
     def job_on(chosen):
         if len(chosen) == 1:
@@ -219,15 +219,15 @@ def test_hosts_answer_by_connecting_back(tmp_path, monkeypatch):
     agent.write_text(AGENT)
     hosts = tuple(Host(f"127.0.0.{number}", 1) for number in (2, 3, 4, 5, 6))
     cluster = Cluster(hosts, Ssh(agent=f"{sys.executable} {agent}"))
-    assert answering_hosts(cluster, 3.0) == ("127.0.0.2", "127.0.0.6")
+    assert probe_hosts(cluster, 3.0) == ("127.0.0.2", "127.0.0.6")
 
 
 def test_streams_for_text_alone_take_what_a_spare_says():
     from parallax.runtime.launcher.output.relay import bytes_of
-    from parallax.runtime.launcher.restarts.spare import HeldStream
+    from parallax.runtime.launcher.restarts.spare import BufferedStream
 
     text = io.StringIO()
-    held = HeldStream(bytes_of(text))
+    held = BufferedStream(bytes_of(text))
     held.write(b"before ")
     assert text.getvalue() == "" and not held.isatty()
     held.release()
@@ -237,7 +237,7 @@ def test_streams_for_text_alone_take_what_a_spare_says():
 
 def test_a_failed_job_that_nobody_waits_for_is_not_started_again():
     played = Played([KILLED, WELL], awaits_spare=False)
-    options = RestartOptions(3, is_wanted=lambda: False)
+    options = RestartOptions(3, may_restart=lambda: False)
     assert launch_restarting(options, ("localhost",), lambda hosts: JOB, played.launch) is KILLED
     assert len(played.jobs) == 1
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job, let_wait, take_waiting
+from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job, park_job, take_waiting
 
 
 class Idle:
@@ -25,7 +25,7 @@ def ended():
 
 def test_the_idle_job_is_taken_once():
     job = Idle()
-    let_wait(job, 60)
+    park_job(job, 60)
     assert take_waiting() is job and take_waiting() is None
     end_waiting_job()
     assert job.closed == 0
@@ -33,8 +33,8 @@ def test_the_idle_job_is_taken_once():
 
 def test_a_second_idle_job_ends_the_first():
     first, second = Idle(), Idle()
-    let_wait(first, 60)
-    let_wait(second, 60)
+    park_job(first, 60)
+    park_job(second, 60)
     assert (first.closed, second.closed) == (1, 0)
     end_waiting_job()
     end_waiting_job()
@@ -43,9 +43,9 @@ def test_a_second_idle_job_ends_the_first():
 
 def test_an_idle_job_ends_after_its_time_and_one_that_was_taken_does_not():
     taken, left = Idle(), Idle()
-    let_wait(taken, 0.05)
+    park_job(taken, 0.05)
     assert take_waiting() is taken
-    let_wait(left, 0.05)
+    park_job(left, 0.05)
     deadline_s = time.monotonic() + 10
     while not left.closed and time.monotonic() < deadline_s:
         time.sleep(0.01)
@@ -54,7 +54,7 @@ def test_an_idle_job_ends_after_its_time_and_one_that_was_taken_does_not():
 
 def test_a_forked_process_neither_takes_nor_ends_the_job_of_its_parent():
     job = Idle()
-    let_wait(job, 60)
+    park_job(job, 60)
     child = os.fork()
     if not child:
         end_waiting_job()

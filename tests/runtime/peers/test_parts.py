@@ -80,7 +80,7 @@ def test_a_base_that_was_broken_off_gives_no_set_before_and_the_right_values_aft
     files = owner.begin(tmp_path / "part")
     for number in range(4):
         files.add(owner.record(number))
-    files._tell(0, 2)  # as `fold(2)` begins
+    files._write_progress(0, 2)  # as `fold(2)` begins
     record = owner.record(2)
     numbers, rows = record.rows[0]
     for row, value in list(zip(numbers, rows, strict=True))[:put_in]:

@@ -10,7 +10,7 @@ from parallax.base.setup.libraries import preload_argv
 from parallax.runtime.launcher.mpirun import Launcher
 from parallax.runtime.supervisor import agent, host_checks
 from parallax.runtime.supervisor.host_checks import listening_variables
-from parallax.runtime.supervisor.preload import CannotListen, listening_on
+from parallax.runtime.supervisor.preload import CannotListen, restrict_listening
 from parallax.settings.environment import reach_directly
 
 LIBRARY = __file__  # any file that exists
@@ -80,7 +80,7 @@ def test_the_address_is_narrowed_only_while_a_server_is_started(monkeypatch):
     for name in names[:2]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TF_GRPC_REUSE_PORT", "0")
-    with listening_on("10.1.2.3", 2345):
+    with restrict_listening("10.1.2.3", 2345):
         assert [os.environ[name] for name in names] == ["10.1.2.3", "2345", "1"]
     assert [os.environ.get(name) for name in names] == [None, None, "0"]
 

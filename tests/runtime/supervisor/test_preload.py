@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from parallax.runtime.supervisor import preload
-from parallax.runtime.supervisor.preload import forget_preloaded, preload_variables, prove_to
+from parallax.runtime.supervisor.preload import authenticate_to, forget_preloaded, preload_variables
 
 SECRET = "07" * 32
 SCRIPT = [sys.executable, "-I", "-S", preload.__file__]
@@ -63,7 +63,7 @@ def test_a_daemon_without_the_secret_or_the_library_does_not_start():
 
 def test_a_process_without_the_library_does_not_connect_to_servers():
     with pytest.raises(OSError, match=r"libparallax_preload.so must be loaded to connect .* 10.0.0.1, port 20000"):
-        prove_to([("10.0.0.1", 20000)])
+        authenticate_to([("10.0.0.1", 20000)])
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_an_address_that_cannot_be_fenced_says_why(monkeypatch, answer, words):
     library = SimpleNamespace(parallax_fence_peer=lambda address, port: answer)
     monkeypatch.setattr(preload.ctypes, "CDLL", lambda name: library)
     with pytest.raises(OSError, match=words):
-        prove_to([("node1", 1)])
+        authenticate_to([("node1", 1)])
 
 
 def test_a_worker_with_the_secret_and_without_the_library_says_so():

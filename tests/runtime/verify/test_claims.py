@@ -20,13 +20,13 @@ from parallax.runtime.verify.claim_records import (
     ClaimGroups,
     check_claims,
     groups_of,
-    keep_claims,
     save,
+    save_claims,
     walk_of,
 )
 from parallax.runtime.verify.claims import Claims, find_watched
-from parallax.runtime.verify.draws import draws_of, hidden_text, joined_draws
-from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, Trials, place_in, try_claims
+from parallax.runtime.verify.draws import concatenate_draws, draws_of, hidden_text
+from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, Trials, evaluate_claims, place_in
 
 v1 = tf.compat.v1
 EMB = Table("emb", 3, (1,), "float32", ("emb",), "emb")
@@ -61,7 +61,7 @@ def claims(graph, **said):
     known = SimpleNamespace(tables=said.pop("tables", {}), layouts=None)
     assumed = SimpleNamespace(table_of=said.pop("table_of", {}))
     view = GraphView(graph.as_graph_def(add_shapes=True))
-    return Claims(SimpleNamespace(view=view, known=known, assumed=assumed, **{**nothing, **said}))
+    return Claims(SimpleNamespace(view=view, facts=known, assumptions=assumed, **{**nothing, **said}))
 
 
 class Stub:
@@ -82,7 +82,7 @@ def tried(graph, folder, said, one, *found):
     for rank, values in enumerate(found):
         save(folder / KEPT_FILE.format(rank=rank, step=0), {"x:0": np.asarray(values, np.float32)})
     margins = Margins(CLAIM_TOLERANCE, 32.0, 0.0)
-    try_claims(one, claims(graph, **said), "train", [{}], folder, len(found), margins, graph)
+    evaluate_claims(one, claims(graph, **said), "train", [{}], folder, len(found), margins, graph)
     return Trials.read(folder)
 
 
@@ -151,7 +151,7 @@ def test_an_op_in_a_function_has_the_place_of_the_call(references):
 def test_the_groups_are_left_for_both_sides(references, tmp_path):
     analysed = analyse(references)
     plan = make_plan(analysed.spec, one_host(2, 0), PlanConstraints())
-    keep_claims(walk_of(analysed, plan), tmp_path, "GradientDescent", lambda tensors: dict.fromkeys(tensors, 4))
+    save_claims(walk_of(analysed, plan), tmp_path, "GradientDescent", lambda tensors: dict.fromkeys(tensors, 4))
     (group,) = ClaimGroups.read(tmp_path).groups
     assert any(tensor.startswith("gradients/") for tensor in group)
 
@@ -193,5 +193,5 @@ def test_draws_join_along_the_axis_along_which_one_process_draws_more(tmp_path):
         drawn = {"own:0": np.full([4, rows, 2], rank), "odd:0": np.full([rows, 5], rank), "alike:0": np.zeros(7)}
         save(files[-1], drawn)
     shapes = {"own:0": (4, 5, 2), "alike:0": (7,), "odd:0": (4, 4), "gone:0": (1,)}
-    found = joined_draws([[file] for file in files], shapes)
+    found = concatenate_draws([[file] for file in files], shapes)
     assert list(found) == ["own:0"] and found["own:0"][0, :, 0].tolist() == [0, 0, 1, 1, 1]

@@ -10,7 +10,7 @@ from parallax.analysis.stages import analyse
 from parallax.base.errors import ConfigError, GraphError, ParallaxError
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.runtime.verify.first import check_comparable
-from parallax.runtime.verify.single import OneProcess, check_fits, joined_batch
+from parallax.runtime.verify.single import OneProcess, check_fits, concatenate_batches
 from parallax.runtime.verify.table import FOLDED_FROM, status, table_text, verdict_text
 from parallax.runtime.verify.verdicts import MARGIN, OTHERS, VARIABLES, Verdict, judge, measure
 from parallax.runtime.worker.session.feeds import read_feeds, train_op
@@ -176,12 +176,14 @@ def test_first_steps_that_one_process_cannot_repeat_are_refused_before_the_start
 
 
 def test_batches_are_joined_by_rows_and_must_fit():
-    joined = joined_batch([{"x:0": np.ones([2, 3]), "rate:0": np.array(0.5)}, {"x:0": np.ones([1, 3]), "rate:0": 0.5}])
+    joined = concatenate_batches(
+        [{"x:0": np.ones([2, 3]), "rate:0": np.array(0.5)}, {"x:0": np.ones([1, 3]), "rate:0": 0.5}]
+    )
     assert joined["x:0"].shape == (3, 3) and joined["rate:0"] == 0.5
     with pytest.raises(ConfigError, match=r"'x:0' has the shapes \[\(2, 3\), \(2, 4\)\]\. Pad them"):
-        joined_batch([{"x:0": np.ones([2, 3])}, {"x:0": np.ones([2, 4])}])
+        concatenate_batches([{"x:0": np.ones([2, 3])}, {"x:0": np.ones([2, 4])}])
     with pytest.raises(ConfigError, match="some do not feed 'y:0'"):
-        joined_batch([{"x:0": np.ones(2), "y:0": np.ones(2)}, {"x:0": np.ones(2)}])
+        concatenate_batches([{"x:0": np.ones(2), "y:0": np.ones(2)}, {"x:0": np.ones(2)}])
 
 
 def test_a_graph_that_the_joined_batch_contradicts_is_refused_without_a_run():

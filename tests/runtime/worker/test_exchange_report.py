@@ -18,7 +18,7 @@ COUNTED = ExchangeReport(
 
 
 def test_rows_bytes_and_the_step_stand_beside_what_was_planned() -> None:
-    assert COUNTED.beside_plan(0.0821).splitlines() == [
+    assert COUNTED.compare_with_plan(0.0821).splitlines() == [
         "compared with the plan, per worker and step over 10 steps:",
         "  embedding: touched rows 400 planned, 440.0 measured (+10 %); alltoall 155 kB planned, 170 kB at these rows",
         "  positions: touched rows 250 planned, 250.0 measured (+0 %); alltoall 96.8 kB planned, 96.8 kB at these rows",
@@ -29,17 +29,17 @@ def test_rows_bytes_and_the_step_stand_beside_what_was_planned() -> None:
 
 def test_the_step_that_the_session_measured_stands_there_unless_the_script_has_measured_it() -> None:
     beside = replace(COUNTED, step_s=0.0821)
-    assert beside.beside_plan() == COUNTED.beside_plan(0.0821) and "82.1 ms measured" in str(beside)
-    assert "90 ms measured" in beside.beside_plan(0.09)
+    assert beside.compare_with_plan() == COUNTED.compare_with_plan(0.0821) and "82.1 ms measured" in str(beside)
+    assert "90 ms measured" in beside.compare_with_plan(0.09)
     alone = replace(beside, plan=replace(timed(), prediction=replace(timed().prediction, has_compute=False)))
     said = "exchanges of a step: 74.6 ms planned, 82.1 ms measured of the step, with its compute"
-    assert alone.beside_plan().endswith(said), "what is of the exchanges alone is not held against the whole step"
+    assert alone.compare_with_plan().endswith(said), "what is of the exchanges alone is not held against the whole step"
 
 
 def test_the_report_of_a_run_with_profiles_has_it_and_of_others_has_not() -> None:
-    assert COUNTED.beside_plan() in str(COUNTED) and COUNTED.beside_plan().endswith("step: 74.6 ms planned")
+    assert COUNTED.compare_with_plan() in str(COUNTED) and COUNTED.compare_with_plan().endswith("step: 74.6 ms planned")
     assert "compared with the plan" not in str(replace(COUNTED, plan=untimed()))
-    assert "no step was counted" in replace(COUNTED, steps=0).beside_plan()
+    assert "no step was counted" in replace(COUNTED, steps=0).compare_with_plan()
 
 
 def test_what_was_rounded_is_said_with_its_type() -> None:

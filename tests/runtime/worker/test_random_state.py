@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 
-from parallax.runtime.worker.random_state import AlikeUntilBuilt
+from parallax.runtime.worker.random_state import EqualUntilBuilt
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def restored():
 
 def drawn(rank, seeds=lambda: None):
     """What one process draws while it builds its graph, and afterwards as that worker."""
-    alike = AlikeUntilBuilt(7)
+    alike = EqualUntilBuilt(7)
     seeds()
     built = random.random(), np.random.random()
     alike.part(rank)

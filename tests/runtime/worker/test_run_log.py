@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import tensorflow.compat.v1 as tf
 
-from parallax.analysis.reading.train_ops import ops_after
+from parallax.analysis.reading.train_ops import find_ops_after
 from parallax.graph.view import GraphView
 from parallax.report.logger import log
 from parallax.runtime.worker.reports.run_log import FIRST_STEPS, IDLE_RUNS, RunLog, StepTimes, times_text
@@ -47,7 +47,7 @@ def said():
 def run(runs, names, times=1, seconds=1.0, pause=0.5, pending=0, plan=None):
     for _ in range(times):
         began = runs.begin(runs._ended_s + pause)
-        runs.ran(names, began, began.began_s + seconds, pending, plan)
+        runs.record_run(names, began, began.began_s + seconds, pending, plan)
         runs.end(began.began_s + seconds)
 
 
@@ -89,9 +89,9 @@ def test_runs_of_hooks_within_a_step_are_its_own_time_and_not_the_scripts(view):
         for at_s in (1.0, 11.0):  # of 4 s, and one that fails
             within = runs.begin(step.began_s + at_s)
             if at_s == 1.0:
-                runs.ran(("loss:0",), within, within.began_s + 4.0, 0, None)
+                runs.record_run(("loss:0",), within, within.began_s + 4.0, 0, None)
             runs.end(within.began_s + 4.0)
-        runs.ran(("train_op",), step, step.began_s + 20.0, 0, None)
+        runs.record_run(("train_op",), step, step.began_s + 20.0, 0, None)
         runs.end(step.began_s + 20.0)
     assert runs.times() == StepTimes(3, 20.0, 80.0)
 
@@ -162,4 +162,4 @@ def test_a_session_that_trains_or_runs_nothing_warns_of_nothing(view, said):
 
 
 def test_ops_that_train_are_those_that_no_other_waits_for(view):
-    assert ops_after(view, UPDATES) == ["train_op"]
+    assert find_ops_after(view, UPDATES) == ["train_op"]

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
-from parallax.transform.building.all_to_all import LookupIds, all_to_all, leg
+from parallax.transform.building.all_to_all import LookupIds, all_to_all, prepare_hop
 
 v1 = tf.compat.v1
 
@@ -21,7 +21,7 @@ def test_keys_are_merged_and_ordered_by_where_they_go(key_type):
 
     def build():
         wanted = [LookupIds(tf.constant(first), "a", 9, 0), LookupIds(tf.constant(second), "b", 5, 12)]
-        made = leg(wanted, (0, 1, 0), 2, key_type)  # key k goes to (0, 1, 0)[k % 3]
+        made = prepare_hop(wanted, (0, 1, 0), 2, key_type)  # key k goes to (0, 1, 0)[k % 3]
         return made.keys, made.splits, made.positions
 
     keys, splits, positions = run(build)
@@ -34,7 +34,7 @@ def test_many_keys_are_those_of_numpy():
     ids = np.random.default_rng(1).integers(0, 5000, 20_000)
 
     def build():
-        made = leg([LookupIds(tf.constant(ids))], range(7), 7, tf.int64)
+        made = prepare_hop([LookupIds(tf.constant(ids))], range(7), 7, tf.int64)
         return made.keys, made.splits, made.positions
 
     keys, splits, positions = run(build)
@@ -50,7 +50,7 @@ def test_a_leg_to_owners_tells_each_its_local_rows(pattern, key_type):
     ownership = Ownership(pattern, 3)
 
     def build(to_owners=True):
-        made = leg([LookupIds(tf.constant(ids))], pattern, 3, key_type, to_owners)
+        made = prepare_hop([LookupIds(tf.constant(ids))], pattern, 3, key_type, to_owners)
         return made.keys, made.splits, made.local
 
     keys, splits, local = run(build)
@@ -64,7 +64,7 @@ def test_keys_beyond_32_bits_are_numbered_right():
     ownership = Ownership((0, 1, 0), 2)
 
     def build():
-        made = leg([LookupIds(tf.constant(ids))], ownership.pattern, 2, tf.int64, to_owners=True)
+        made = prepare_hop([LookupIds(tf.constant(ids))], ownership.pattern, 2, tf.int64, to_owners=True)
         return made.keys, made.local
 
     keys, local = run(build)
@@ -73,7 +73,7 @@ def test_keys_beyond_32_bits_are_numbered_right():
 
 def test_no_ids_are_no_keys():
     def build():
-        made = leg([LookupIds(tf.zeros([0], tf.int32))], range(2), 2, tf.int32)
+        made = prepare_hop([LookupIds(tf.zeros([0], tf.int32))], range(2), 2, tf.int32)
         return made.keys, made.splits
 
     keys, splits = run(build)
@@ -85,13 +85,13 @@ def test_an_id_that_is_no_row_ends_the_run_and_is_named(outside):
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=rf"emb has rows 0 to 4, and was asked for\] \[{outside}\]"
     ):
-        run(lambda: leg([LookupIds(tf.constant([1, outside]), "emb", 5)], range(2), 2, tf.int32).keys)
+        run(lambda: prepare_hop([LookupIds(tf.constant([1, outside]), "emb", 5)], range(2), 2, tf.int32).keys)
 
 
 def test_ids_below_zero_are_counted_from_the_end_where_a_lookup_says_so():
     def build(ids=(-1, 4, -5, 0)):
         wanted = [LookupIds(tf.constant(ids), "emb", 5, 0, True), LookupIds(tf.constant([2, 3]), "other", 9, 6)]
-        made = leg(wanted, range(2), 2, tf.int32)
+        made = prepare_hop(wanted, range(2), 2, tf.int32)
         return tf.gather(made.keys, made.positions)
 
     assert run(build).tolist() == [4, 4, 0, 0, 8, 9]

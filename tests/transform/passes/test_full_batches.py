@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from parallax.graph.batches import mark_batch, mark_full, mark_length
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes.full_batches import FullBatch, add_full_batches, led_to_full
+from parallax.transform.passes.full_batches import FullBatch, add_full_batches, redirect_to_full
 
 v1 = tf.compat.v1
 RUN_TIME = {"Shape", "Size", "DynamicStitch", "StridedSlice"}
@@ -44,11 +44,11 @@ def test_a_full_batch_gives_the_same_and_runs_without_what_finds_its_length(rank
     assert full == (FullBatch("batch:0", "batch/full:0", rows, "length:0", 7),)
     batch = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
     anywhere, ops = run(graph, {"batch:0": batch})
-    there, fewer = run(graph, led_to_full({"batch:0": batch, "length:0": np.int64(7)}, full))
+    there, fewer = run(graph, redirect_to_full({"batch:0": batch, "length:0": np.int64(7)}, full))
     np.testing.assert_allclose(there, anywhere, rtol=1e-6)
     assert ops & RUN_TIME and not fewer & RUN_TIME
     shorter = batch[1:]  # the last of an epoch
-    assert led_to_full({"batch:0": shorter, "length:0": np.int64(5)}, full) is None
+    assert redirect_to_full({"batch:0": shorter, "length:0": np.int64(5)}, full) is None
     np.testing.assert_allclose(run(graph, {"batch:0": shorter})[0], shorter.mean(0), rtol=1e-6)
 
 
@@ -78,24 +78,24 @@ def test_a_batch_of_any_type_can_be_waited_for_without_a_full_one(dtype):
 def test_all_batches_of_a_run_are_full_or_none_is():
     full = (FullBatch("a:0", "a/full:0", 2, "n:0", 4), FullBatch("b:0", "b/full:0", 2, "n:0", 4))
     two, one, length = np.zeros([2, 3]), np.zeros([1, 3]), {"n:0": np.int64(4)}
-    assert [*led_to_full({"a:0": two, "c:0": one, "b:0": two, **length}, full)] == [
+    assert [*redirect_to_full({"a:0": two, "c:0": one, "b:0": two, **length}, full)] == [
         "a/full:0",
         "c:0",
         "b/full:0",
         "n:0",
     ]
-    assert led_to_full({"a:0": two, "b:0": one, **length}, full) is None
-    assert led_to_full({"a:0": two, "b:0": [[1.0], [2.0]], **length}, full) is None  # no array
-    assert led_to_full({"a:0": two, **length}, ()) is None
+    assert redirect_to_full({"a:0": two, "b:0": one, **length}, full) is None
+    assert redirect_to_full({"a:0": two, "b:0": [[1.0], [2.0]], **length}, full) is None  # no array
+    assert redirect_to_full({"a:0": two, **length}, ()) is None
 
 
 def test_the_length_of_the_global_batch_decides_on_all_workers():
     (full,) = made(Worker(0, 3, 0), 11)[1]
     assert full.rows == 3
     batch = np.zeros([3, 3])  # of 10 rows, worker 0 has as many
-    assert led_to_full({"batch:0": batch, "length:0": np.int64(11)}, (full,))
-    assert led_to_full({"batch:0": batch, "length:0": np.int64(10)}, (full,)) is None
-    assert led_to_full({"batch:0": batch}, (full,)) is None
+    assert redirect_to_full({"batch:0": batch, "length:0": np.int64(11)}, (full,))
+    assert redirect_to_full({"batch:0": batch, "length:0": np.int64(10)}, (full,)) is None
+    assert redirect_to_full({"batch:0": batch}, (full,)) is None
     assert not any(made(Worker(rank, 3, 0), 2)[1] for rank in range(3))  # one has none
 
 

@@ -16,7 +16,7 @@ from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.plans.rewrites import Rewrites
 from parallax.runtime.measure.memory import resident_bytes
-from parallax.runtime.worker.reports.graph_notes import tell_of_whole_values
+from parallax.runtime.worker.reports.graph_notes import log_full_values
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models
@@ -136,7 +136,7 @@ def test_each_worker_has_its_rows_of_what_one_process_has(kind: str, resource: b
             mine = [row for row in range(ROWS) if ownership.holder(row) == rank]
             for whole, rows in zip(wanted, values_of(made.graph_def, members), strict=True):
                 assert rows.tobytes() == whole[mine].tobytes()
-            assert [cut.variable for cut in made.cut_whole] == (["emb"] if kind in WHOLE else [])
+            assert [cut.variable for cut in made.sliced_values] == (["emb"] if kind in WHOLE else [])
             if kind in BY_ROW:
                 assert not [shape for shape in shapes_before(made.graph_def, members) if ROWS in shape]
 
@@ -149,7 +149,7 @@ def test_slots_are_made_by_row(optimizer: str) -> None:
     made = made_for(view, rewrites, 1)
     for whole, rows in zip(values_of(graph.as_graph_def(), members), values_of(made.graph_def, members), strict=True):
         assert rows.tobytes() == whole[1::3].tobytes()
-    assert not made.cut_whole and not [s for s in shapes_before(made.graph_def, members) if ROWS in s]
+    assert not made.sliced_values and not [s for s in shapes_before(made.graph_def, members) if ROWS in s]
 
 
 def test_a_variable_whose_rows_begin_alike_is_in_memory_once() -> None:
@@ -193,7 +193,7 @@ def test_partitions_on_servers_are_made_there(kind: str) -> None:
     nodes = {node.name: node for node in made.graph_def.node}
     parts = {m: list(made.partitions[m]) for m in members}
     if kind in BY_ROW:
-        assert not [c for c in made.cut_whole if c.variable == "emb"]
+        assert not [c for c in made.sliced_values if c.variable == "emb"]
         for number, (variable, table) in enumerate((m, p) for m in members for p in range(3)):
             value = nodes[f"parallax/server/{variable}/Assign/part_{table}"].input[1]
             assert nodes[value.split(":")[0]].device == nodes[parts[variable][table]].device != "", number
@@ -212,9 +212,9 @@ def test_partitions_on_servers_are_made_there(kind: str) -> None:
 @pytest.mark.parametrize(("rows", "told"), [(2**18, True), (2**17, False)])
 def test_large_values_that_are_made_whole_are_told_of(rows: int, told: bool, capsys: Any) -> None:
     _, view, rewrites = captured(WHOLE["tanh"], True, 64, "HYBRID", rows=rows)
-    (cut,) = made_for(view, rewrites, 0).cut_whole
+    (cut,) = made_for(view, rewrites, 0).sliced_values
     assert (cut.variable, cut.op, cut.size_bytes) == ("emb", "Tanh", rows * 64 * 4)
-    tell_of_whole_values((cut,))
+    log_full_values((cut,))
     said = capsys.readouterr().err
     assert ("Tanh" in said and "67.1 MB" in said) if told else not said
 
@@ -229,4 +229,4 @@ def test_a_worker_has_its_rows_alone_of_a_large_array_of_the_script(resource: bo
         (rows,) = values_of(made.graph_def, ["emb"])
         assert rows.tobytes() == array[rank::3].tobytes()
         assert made.graph_def.ByteSize() < 0.4 * array.nbytes
-        assert "emb/Initializer/Const:0" in made.held_by_row
+        assert "emb/Initializer/Const:0" in made.sharded_tensors

@@ -55,7 +55,7 @@ class Opened:
     def __init__(self, found: AnalysedGraph, worker: Worker, number: int | None = None) -> None:
         plan = make_plan(found.spec, one_host(worker.size), PlanConstraints())
         made = transform(found.captured.view, rewrites_of(found, plan), worker)
-        (self.one,) = made.inputs.kept
+        (self.one,) = made.inputs.saved
         (self.maker,) = self.one.makers
         cut = v1.graph_util.extract_sub_graph(made.graph_def, ["batch", self.maker.op])
         graph = tf.Graph()

@@ -8,8 +8,8 @@ import pytest
 
 from ops.exactness.grammar import program
 from ops.exactness.script import Script
-from ops.exactness.transport import together
-from parallax.analysis.cut.plan_stages import graph_cut_of
+from ops.exactness.transport import combine_workers
+from parallax.analysis.cut.plan_stages import get_graph_cut
 from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.base.errors import ParallaxError
 from parallax.graph.view import GraphView
@@ -30,7 +30,7 @@ def random_ends(found, draw):
 
 def check_order(graph_defs, stages):
     """Raises CycleError if a node of some stage waits for itself, over messages and all-reduces too."""
-    view = GraphView(together(graph_defs, stages=stages))
+    view = GraphView(combine_workers(graph_defs, stages=stages))
     before = {
         node: [one for one in view.predecessors(node) if view.op(one) not in ("NextIteration", "RefNextIteration")]
         for node in view.nodes
@@ -50,7 +50,7 @@ def test_no_stage_waits_for_itself(number, cuts):
         analysed = analyse(graph)
         plan = feasible(analysed, one_host(REPLICAS, 0), PlanConstraints())
         rewrites = rewrites_of(analysed, plan)
-        found = graph_cut_of(analysed.captured, analysed.sources)
+        found = get_graph_cut(analysed.captured, analysed.sources)
     except ParallaxError as error:  # a program that one process alone can train
         pytest.skip(str(error))
     draw = random.Random(number)

@@ -13,7 +13,7 @@ import tf_keras
 
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
-from ops.exactness.transport import together
+from ops.exactness.transport import combine_workers
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.construction import record
 from parallax.analysis.stages import analyse, feasible, rewrites_of
@@ -165,7 +165,7 @@ def of_workers(graph: Any, names: list[str]) -> list[list[Any]]:
     for one in made:
         for function in one.graph_def.library.function:
             function.attr.pop("_input_shapes", None)  # TensorFlow writes it without a value
-    with NamedSession(together([one.graph_def for one in made], []), v1.ConfigProto()) as session:
+    with NamedSession(combine_workers([one.graph_def for one in made], []), v1.ConfigProto()) as session:
         job = JobInMemory(session, analysed, made)
         for phase in initialization_phases(analysed.captured):
             job.run_ops([phase] * WORKERS)

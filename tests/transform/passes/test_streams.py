@@ -59,18 +59,18 @@ class Opened:
     """A session on what one worker draws; `positions` are read and written as checkpoints do."""
 
     def __init__(self, made: WorkerGraph) -> None:
-        wanted = [*DRAWS, *(one.initializer for one in made.streams.kept)]
+        wanted = [*DRAWS, *(one.initializer for one in made.streams.saved)]
         cut = v1.graph_util.extract_sub_graph(made.graph_def, [*wanted, "size"])  # the collectives need a job
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.import_graph_def(cut, name="")
-            handles = [self.graph.get_tensor_by_name(f"{one.variable}:0") for one in made.streams.kept]
+            handles = [self.graph.get_tensor_by_name(f"{one.variable}:0") for one in made.streams.saved]
             self.read = tf.stack([tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64) for handle in handles])
             self.given = v1.placeholder(tf.int64, self.read.shape)
             writes = [tf.raw_ops.AssignVariableOp(resource=h, value=self.given[n]) for n, h in enumerate(handles)]
             self.write = tf.group(*writes)
         self.session = v1.Session(graph=self.graph)
-        self.session.run([one.initializer for one in made.streams.kept])
+        self.session.run([one.initializer for one in made.streams.saved])
 
     def draw(self, names: Any = DRAWS, size: int = 4) -> Any:
         return self.session.run([f"{name}:0" for name in names], {"size:0": [size]})
@@ -89,9 +89,9 @@ def test_the_same_numbers_are_drawn_and_a_later_session_goes_on_with_them() -> N
 
 def test_what_keeps_no_position_is_named_and_initial_values_are_left_alone() -> None:
     graph = made(Worker(0, 2, 7, keeps_positions=True))
-    assert len(graph.streams.kept) == len(DRAWS) + 1
-    assert any("dropout" in one.op for one in graph.streams.kept)
-    assert [name.rpartition("/")[2] for name in graph.streams.others] == ["RandomUniform", "shuffled"]
+    assert len(graph.streams.saved) == len(DRAWS) + 1
+    assert any("dropout" in one.op for one in graph.streams.saved)
+    assert [name.rpartition("/")[2] for name in graph.streams.unsaved] == ["RandomUniform", "shuffled"]
     ops = {node.name: node.op for node in graph.graph_def.node}
     assert ops["w/Initializer/random_normal/RandomStandardNormal"] == "RandomStandardNormal"
     assert made(Worker(0, 2, 7)).streams == RandomStreams()

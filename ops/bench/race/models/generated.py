@@ -50,17 +50,17 @@ class Generated:
         import tensorflow as tf
 
         v1 = tf.compat.v1
-        feeds, found = {}, []
+        feeds, looked_up = {}, []
         for table in self.tables:
             (name,) = table.ids
             feeds[name] = v1.placeholder(tf.int32, [self.ids], name=name)
             shape = [table.rows, table.width]
             variable = v1.get_variable(table.name, shape, initializer=Uniform(table.name, 0.1))
-            found.append(tf.nn.embedding_lookup(variable, feeds[name]))
+            looked_up.append(tf.nn.embedding_lookup(variable, feeds[name]))
         inputs = self.tables_number * self.width
         bound = (3.0 / inputs) ** 0.5
         layer = v1.get_variable("layer", [inputs, self.outputs], initializer=Uniform("layer", bound))
-        loss = tf.reduce_mean(tf.square(tf.linalg.matmul(tf.concat(found, axis=1), layer) - 0.5))
+        loss = tf.reduce_mean(tf.square(tf.linalg.matmul(tf.concat(looked_up, axis=1), layer) - 0.5))
         return Built(loss, v1.train.AdagradOptimizer(0.05), feeds)
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:

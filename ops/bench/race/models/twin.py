@@ -147,12 +147,12 @@ class Twin:
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
         """Zipf words, negatives as TensorFlow draws them, and the worker's number of the step."""
         draw, network = generator(worker, step), network_of(self.network)
-        found: dict[str, np.ndarray] = {}
+        feeds: dict[str, np.ndarray] = {}
         for table in _tables(network):
             for ids in table.ids:
-                if ids.feed not in found:
-                    found[ids.feed] = self._drawn(draw, ids, table.rows)
-        return {**found, "signal": np.float32(1 + SPREAD * draw.standard_normal())}
+                if ids.feed not in feeds:
+                    feeds[ids.feed] = self._drawn(draw, ids, table.rows)
+        return {**feeds, "signal": np.float32(1 + SPREAD * draw.standard_normal())}
 
     def _drawn(self, draw: np.random.Generator, ids: Ids, rows: int) -> np.ndarray:
         if ids.drawn:
@@ -176,24 +176,24 @@ class Twin:
         """What the layer takes of its tables, [ids, width] each, or [ids] of a table of one column."""
         import tensorflow as tf
 
-        found = []
+        rows = []
         for table in one.tables:
             shape = [table.rows] if table.width == 1 else [table.rows, self._width(table)]
             variable = tf.compat.v1.get_variable(table.name, shape, initializer=Uniform(table.name, INITIAL))
             ids = [feeds[ids.feed] for ids in table.ids]
-            found.append(tf.nn.embedding_lookup(variable, ids[0] if len(ids) == 1 else tf.concat(ids, 0)))
-        return found
+            rows.append(tf.nn.embedding_lookup(variable, ids[0] if len(ids) == 1 else tf.concat(ids, 0)))
+        return rows
 
     def _weights(self, one: LayerOf) -> list[Any]:
         """The layer's variables, whole."""
         import tensorflow as tf
 
-        found = []
+        variables = []
         for weights in one.weights:
             shape = list(divided(weights.shape, self.divisor))
             initial = Uniform(weights.name, INITIAL)
-            found.append(tf.convert_to_tensor(tf.compat.v1.get_variable(weights.name, shape, initializer=initial)))
-        return found
+            variables.append(tf.convert_to_tensor(tf.compat.v1.get_variable(weights.name, shape, initializer=initial)))
+        return variables
 
 
 def _tables(network: Network) -> tuple[Rows, ...]:
@@ -208,7 +208,7 @@ def _ids(network: Network) -> tuple[Ids, ...]:
 def _computing(network: Network, has_input: bool, is_last: bool) -> Compute:
     if network.is_computed:
         return partial(_product, has_input, is_last)
-    return partial(_drawn_to_the_signal, has_input)
+    return partial(_attract_to_signal, has_input)
 
 
 def _product(has_input: bool, is_last: bool, *taken: Any) -> Any:
@@ -220,7 +220,7 @@ def _product(has_input: bool, is_last: bool, *taken: Any) -> Any:
     return tf.reduce_mean(tf.square(x - tf.nn.tanh(signal))) if is_last else x
 
 
-def _drawn_to_the_signal(has_input: bool, *taken: Any) -> Any:
+def _attract_to_signal(has_input: bool, *taken: Any) -> Any:
     """The sum so far, and half the squared distance of each element to the signal."""
     import tensorflow as tf
 

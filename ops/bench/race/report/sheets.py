@@ -68,12 +68,12 @@ def sheets(results: Results, differences: Differences = ()) -> tuple[tuple[Sheet
             f"Loss differences must be given for every race: there are {len(results.races)} races, "
             f"and differences for {len(differences)}."
         )
-    found = []
+    sheet_groups = []
     for family in families(results.races):
         races = [results.races[index] for index in family]
         of_races = [race_sheet(results.races[index], differences[index] if differences else {}) for index in family]
-        found.append((*of_races, scaling_sheet(races)) if len(races) > 1 else tuple(of_races))
-    return tuple(found)
+        sheet_groups.append((*of_races, scaling_sheet(races)) if len(races) > 1 else tuple(of_races))
+    return tuple(sheet_groups)
 
 
 def notes(tables: Sequence[Sheet]) -> tuple[str, ...]:

@@ -189,11 +189,11 @@ def _accumulators_that_add_up() -> Iterator[None]:
 
 def _environment(place: Place, host: str) -> dict[str, str]:
     """Has gRPC go to the other processes directly; on this machine servers listen on loopback only."""
-    found = {"no_grpc_proxy": ",".join(place.address(host) for host in place.hosts)}
+    variables = {"no_grpc_proxy": ",".join(place.address(host) for host in place.hosts)}
     library = Path(sys.prefix) / "lib" / LIBRARY
     if not place.is_lab and library.is_file():
-        found |= {"LD_PRELOAD": str(library), "PARALLAX_LISTEN_ADDRESS": place.address(host)}
-    return found
+        variables |= {"LD_PRELOAD": str(library), "PARALLAX_LISTEN_ADDRESS": place.address(host)}
+    return variables
 
 
 def _free_ports(count: int) -> list[int]:

@@ -38,17 +38,17 @@ def plain(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, LENGTHS, None, compute_value(step.view, node, facts))
 
 
-def or_plain(of_sharded: Rule) -> Rule:
+def with_plain_fallback(of_sharded: Rule) -> Rule:
     """The rule of an op with a specific one for sharded or partial inputs, and the plain one for others."""
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
-        found = of_sharded(step, node)
-        return plain(step, node) if found is None else found
+        facts = of_sharded(step, node)
+        return plain(step, node) if facts is None else facts
 
     return rule
 
 
-def apart(find_axes: FindAxes, drops_axes: bool = False, is_alike: bool = False) -> Rule:
+def make_axis_rule(find_axes: FindAxes, drops_axes: bool = False, is_alike: bool = False) -> Rule:
     """The rule of ops that act along some axes of the first input and treat the others independently.
 
     Args:
@@ -107,7 +107,7 @@ def set_diagonal(step: StepWalk, node: str) -> list[Fact] | None:
     if any(align(step, node, slot, facts[slot], axes, part).part != part for slot in (0, 1)):
         return None
     for slot in range(2, len(facts)):
-        step.take(node, slot, REPLICATED)
+        step.require_layout(node, slot, REPLICATED)
     return step.all_outputs(node, Sharded(axes, part), facts[0].dims)
 
 
@@ -123,8 +123,8 @@ def lookup(step: StepWalk, node: str) -> list[Fact] | None:
         if numbers is None:
             return None
         along = numbers[0] % (params.rank or 1)
-    together = view.nodes[node].attr["batch_dims"].i if "batch_dims" in view.nodes[node].attr else 0
-    if together:
+    batch_dims = view.nodes[node].attr["batch_dims"].i if "batch_dims" in view.nodes[node].attr else 0
+    if batch_dims:
         if params.axis == indices.axis == 0 and params.part == indices.part:
             return step.all_outputs(node, params.layout)
         return None
@@ -134,11 +134,11 @@ def lookup(step: StepWalk, node: str) -> list[Fact] | None:
     if indices.axis is not None and indices.part is not None:
         if params.part is not None:
             step.mixing[node] = [view.inputs(node)[0]]  # any example may look up the rows of any other
-        step.take(node, 0, REPLICATED)
+        step.require_layout(node, 0, REPLICATED)
         return step.all_outputs(node, Sharded(along + indices.axis, indices.part), dims)
     if is_partial(indices):
         return None
-    step.take(node, 1, REPLICATED)
+    step.require_layout(node, 1, REPLICATED)
     if params.is_sum:
         return step.all_outputs(node, params.layout, dims)
     if params.axis is None or params.part is None or params.axis == along:
@@ -152,7 +152,7 @@ def find_in_table(step: StepWalk, node: str) -> list[Fact] | None:
     table, keys = step.view.source(step.view.inputs(node)[0]), step.inputs(node)[1]
     if step.view.op(split_tensor(table)[0]) not in ("HashTable", "HashTableV2") or keys.part is None:
         return None
-    step.take(node, 2, REPLICATED)
+    step.require_layout(node, 2, REPLICATED)
     return step.all_outputs(node, keys.layout, keys.dims)
 
 
@@ -163,7 +163,7 @@ def look_up_variable(step: StepWalk, node: str) -> list[Fact] | None:
     dims = None if ids.dims is None else (*ids.dims, *row)
     if ids.axis is not None:
         return step.all_outputs(node, ids.layout, dims)
-    step.take(node, 1, REPLICATED)
+    step.require_layout(node, 1, REPLICATED)
     return step.all_outputs(node, REPLICATED, dims)
 
 
@@ -175,13 +175,13 @@ def add_by_segment(step: StepWalk, node: str) -> list[Fact] | None:
     kind = {"UnsortedSegmentSum": "sum", "UnsortedSegmentMax": "max", "UnsortedSegmentMin": "min"}[step.view.op(node)]
     data, segments, count = step.inputs(node)
     if _is_plain((data, segments, count)):
-        step.take(node, 2, REPLICATED)
+        step.require_layout(node, 2, REPLICATED)
         return step.all_outputs(node, REPLICATED if data.is_same and segments.is_same else LENGTHS)
-    step.take(node, 2, REPLICATED)
+    step.require_layout(node, 2, REPLICATED)
     if isinstance(data.layout, Partial) and data.layout.kind == kind and segments.is_same:
         return step.all_outputs(node, data.layout)
     if data.axis is not None and data.part is not None and segments.rank and data.axis >= segments.rank:
-        step.take(node, 1, REPLICATED)
+        step.require_layout(node, 1, REPLICATED)
         return step.all_outputs(node, Sharded(data.axis - segments.rank + 1, data.part))
     part = data.part if data.axis == 0 else segments.part if segments.axis == 0 else None
     if part is None or any(f.axis not in (0, None) for f in (data, segments)):
@@ -199,7 +199,7 @@ def count_values(step: StepWalk, node: str) -> list[Fact] | None:
     values, _, weights = step.inputs(node)
     if values.part is None or values.axis != 0 or values.rank not in (1, 2):
         return None
-    step.take(node, 1, REPLICATED)
+    step.require_layout(node, 1, REPLICATED)
     is_weighed = weights.dims is None or Length() not in weights.dims
     if is_weighed and align(step, node, 2, weights, 0, values.part).part is None:
         return None
@@ -225,7 +225,7 @@ def one_hot(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(indices.axis + (place <= indices.axis), indices.part), dims)
 
 
-def count_up(step: StepWalk, node: str) -> list[Fact] | None:
+def make_range(step: StepWalk, node: str) -> list[Fact] | None:
     """Range: sharded if its length is the batch's, and a worker's numbers begin at its offset."""
     facts = step.inputs(node)
     first, limit, delta = (f.value for f in facts)
@@ -243,9 +243,9 @@ def count_up(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(0, part))
 
 
-def measure(step: StepWalk, node: str) -> list[Fact] | None:
+def read_shape(step: StepWalk, node: str) -> list[Fact] | None:
     """Shape, ShapeN and Size: lengths, which are per-worker ones where the input is sharded."""
-    op, found = step.view.op(node), []
+    op, facts = step.view.op(node), []
     step.keep_local(node)
     for tensor, fact in zip(step.view.outputs(node), step.inputs(node), strict=True):
         layout = LENGTHS if fact.part is not None or isinstance(fact.layout, RowEnds) else REPLICATED
@@ -254,8 +254,8 @@ def measure(step: StepWalk, node: str) -> list[Fact] | None:
             layout, value = LENGTHS, None  # its shape is given by lengths, which are per-worker
         if op == "Size" and value is not None:
             value = multiply(fact.dims or ())
-        found.append(step.fact(tensor, layout, () if op == "Size" else None, value))
-    return found
+        facts.append(step.fact(tensor, layout, () if op == "Size" else None, value))
+    return facts
 
 
 def _is_fixed(step: StepWalk, fact: Fact) -> bool:
@@ -316,15 +316,15 @@ def offsets_of_pieces(step: StepWalk, node: str) -> list[Fact] | None:
     if layout == REPLICATED:
         step.replicate(node)  # per-worker lengths are not those of the full tensor next to them
     step.keep_local(node)
-    found, begin = list[Fact](), Length()
+    offsets, begin = list[Fact](), Length()
     for tensor, shape, fact in zip(step.view.outputs(node), shapes, facts[1:], strict=True):
         length = shape[along[0]] if shape is not None and along is not None else None
         if shape is None or along is None or length is None:
             return step.all_outputs(node, layout)
         value = tuple(begin if n == along[0] else Length() for n in range(len(shape)))
-        found.append(step.fact(tensor, layout, fact.dims, value))
+        offsets.append(step.fact(tensor, layout, fact.dims, value))
         begin = begin + length
-    return found
+    return offsets
 
 
 def _has_constant_seed(view: GraphView, node: str) -> bool:
@@ -343,7 +343,7 @@ def draw(step: StepWalk, node: str) -> list[Fact] | None:
     dims = None if values is None or None in values else tuple(n for n in values if n is not None)
     if step.view.op(node).startswith("Stateless") and _has_constant_seed(step.view, node):
         step.replicate(node)
-        step.alike.append(node)
+        step.equal_draws.append(node)
         return step.all_outputs(node, REPLICATED, dims)
     axes = [axis for axis, n in enumerate(values or ()) if step.part_of(n) is not None]
     step.replicate(node, range(1, len(facts)))
@@ -352,8 +352,8 @@ def draw(step: StepWalk, node: str) -> list[Fact] | None:
         if part is not None:
             step.localize(node, 0, axes[0], dims)
             return step.all_outputs(node, Sharded(axes[0], part), dims)
-    step.take(node, 0, REPLICATED)
-    step.alike.append(node)
+    step.require_layout(node, 0, REPLICATED)
+    step.equal_draws.append(node)
     return step.all_outputs(node, REPLICATED, dims)
 
 

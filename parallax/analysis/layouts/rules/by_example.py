@@ -18,19 +18,21 @@ def by_example(*slots: int, shaped_as_first: int | None = None) -> Rule:
     return by_axes(dict.fromkeys(slots, 0), (0,), lambda facts: {shaped_as_first: facts[0].dims})
 
 
-def by_axes(taken: Mapping[int, int], given: tuple[int | None, ...], find_dims: _FindDims | None = None) -> Rule:
+def by_axes(
+    input_axes: Mapping[int, int], output_axes: tuple[int | None, ...], find_dims: _FindDims | None = None
+) -> Rule:
     """The rule of ops that treat each example independently; inputs without examples are read in full.
 
     Args:
-        taken: the example axis of an input, by its index.
-        given: the example axis of each result; None: it is a sum over the examples. Unnamed results have the last
+        input_axes: the example axis of an input, by its index.
+        output_axes: the example axis of each result; None: it is a sum over the examples. Unnamed results have the last
             one's.
         find_dims: returns the lengths of results, by their index, from the inputs' facts.
     """
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
         facts, outputs = step.inputs(node), step.view.outputs(node)
-        present = {slot: axis for slot, axis in taken.items() if slot < len(facts)}
+        present = {slot: axis for slot, axis in input_axes.items() if slot < len(facts)}
         parts = [facts[slot].part for slot, axis in present.items() if facts[slot].axis == axis]
         if not parts or any(facts[slot].axis not in (axis, None) for slot, axis in present.items()) or parts[0] is None:
             return None
@@ -42,8 +44,8 @@ def by_axes(taken: Mapping[int, int], given: tuple[int | None, ...], find_dims: 
             elif fact.is_lengths:  # the shape of an input is per-worker
                 step.keep_local(node, (slot,))
             else:
-                step.take(node, slot, REPLICATED)
-        axes = [*given, *given[-1:] * len(outputs)][: len(outputs)]
+                step.require_layout(node, slot, REPLICATED)
+        axes = [*output_axes, *output_axes[-1:] * len(outputs)][: len(outputs)]
         layouts: list[Layout] = [SUM if axis is None else Sharded(axis, parts[0]) for axis in axes]
         dims = find_dims(facts) if find_dims is not None else {}
         results = enumerate(zip(outputs, layouts, strict=True))

@@ -19,13 +19,13 @@ _OPEN = Length.of(-1)
 _Piece = tuple[Length, Length, Layout]  # its start, its end, and its layout
 
 
-def join(of_others: Rule) -> Rule:
+def make_concatenation_rule(of_others: Rule) -> Rule:
     """The rule of ConcatV2: without a common layout the result is concatenated from sharded and replicated pieces."""
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
-        found = of_others(step, node)
-        if found is not None:
-            return found
+        facts = of_others(step, node)
+        if facts is not None:
+            return facts
         *tensors, place = step.inputs(node)
         if place.numbers() != [0] or any(f.axis != 0 and not f.is_same for f in tensors):
             return None
@@ -60,11 +60,11 @@ def take_piece(step: StepWalk, node: str) -> list[Fact] | None:
     if not isinstance(fact.layout, Concatenated) or fact.dims is None or first is None or count is None:
         return None
     last = fact.layout.length if count.number == -1 else first + count
-    found = [piece for piece in _place_pieces(fact.layout) if piece[:2] == (first, last)]
-    if not found or any(f.is_same and f.numbers() is None for f in (begin, size)):
+    matching = [piece for piece in _place_pieces(fact.layout) if piece[:2] == (first, last)]
+    if not matching or any(f.is_same and f.numbers() is None for f in (begin, size)):
         return None
     step.keep_local(node)
-    layout = REPLICATED if found[0][2] == BLANK else found[0][2]
+    layout = REPLICATED if matching[0][2] == BLANK else matching[0][2]
     return [step.fact(f"{node}:0", layout, (last - first, *fact.dims[1:]))]
 
 
@@ -110,19 +110,24 @@ def add_up(step: StepWalk, node: str) -> list[Fact] | None:
 def reshape_rows(step: StepWalk, node: str) -> list[Fact] | None:
     """Reshape that leaves the first axis unchanged; also of rows of distinct ids."""
     fact, shape = step.inputs(node)
-    asked, known = shape.values(), step.fact(f"{node}:0", REPLICATED).dims
-    if fact.dims is None or not asked or asked[0] not in (fact.dims[0], _OPEN) or (shape.is_same and asked[0] != _OPEN):
+    requested, known = shape.values(), step.fact(f"{node}:0", REPLICATED).dims
+    if (
+        fact.dims is None
+        or not requested
+        or requested[0] not in (fact.dims[0], _OPEN)
+        or (shape.is_same and requested[0] != _OPEN)
+    ):
         return None
-    told = tuple(length for length in asked[1:] if length is not None and length != _OPEN)
-    if len(told) < len(asked) - 1:
-        told = known[1:] if known is not None else fact.dims[1:]
-    if multiply(told) != multiply(fact.dims[1:]):
+    stated_lengths = tuple(length for length in requested[1:] if length is not None and length != _OPEN)
+    if len(stated_lengths) < len(requested) - 1:
+        stated_lengths = known[1:] if known is not None else fact.dims[1:]
+    if multiply(stated_lengths) != multiply(fact.dims[1:]):
         return None
     step.keep_local(node, [1])
-    return [Fact(fact.layout, (fact.dims[0], *told))]
+    return [Fact(fact.layout, (fact.dims[0], *stated_lengths))]
 
 
-def measure(step: StepWalk, node: str) -> list[Fact] | None:
+def read_shape(step: StepWalk, node: str) -> list[Fact] | None:
     """Shape and Size: per-worker lengths; also of rows of distinct ids."""
     fact, is_size = step.inputs(node)[0], step.view.op(node) == "Size"
     if fact.dims is None or (is_size and len(fact.dims) > 1) or _is_unknown(fact.layout):
@@ -140,28 +145,28 @@ def _is_unknown(layout: Layout) -> bool:
     return None in lengths or (len(parts) > 1 and any(part.factor.number is None for part in parts))
 
 
-def _concatenate(pieces: Sequence[tuple[Length, Layout]], alike: Fact) -> list[Fact]:
+def _concatenate(pieces: Sequence[tuple[Length, Layout]], default: Fact) -> list[Fact]:
     """The fact of a result, whose other axes have the lengths of one of its inputs."""
     layout = Concatenated(tuple(pieces))
-    return [Fact(layout, (layout.length, *(alike.dims or ())[1:]))]
+    return [Fact(layout, (layout.length, *(default.dims or ())[1:]))]
 
 
 def _place_pieces(layout: Concatenated) -> list[_Piece]:
-    found, first = list[_Piece](), Length()
+    placed, first = list[_Piece](), Length()
     for length, one in layout.pieces:
-        found.append((first, first + length, one))
+        placed.append((first, first + length, one))
         first = first + length
-    return found
+    return placed
 
 
 def _chain(merged: dict[tuple[Length, Length], Layout], total: Length) -> list[tuple[Length, Layout]] | None:
     """The pieces in order, if they cover the axis contiguously from start to end."""
-    found, first = list[tuple[Length, Layout]](), Length()
+    chain, first = list[tuple[Length, Layout]](), Length()
     while first != total:
         following = [(last, layout) for (begin, last), layout in merged.items() if begin == first]
-        if len(following) != 1 or len(found) > len(merged):
+        if len(following) != 1 or len(chain) > len(merged):
             return None
         last, layout = following[0]
-        found.append((last - first, layout))
+        chain.append((last - first, layout))
         first = last
-    return found
+    return chain

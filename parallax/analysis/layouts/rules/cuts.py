@@ -18,9 +18,9 @@ def split(step: StepWalk, node: str) -> list[Fact] | None:
     """Split, along another axis than the sharded one, or into its blocks."""
     place, fact = step.inputs(node)
     count = len(step.view.outputs(node))
-    found = _split(step, node, fact, place, count)
+    parts = _split(step, node, fact, place, count)
     size = len(fact.values() or ()) // count
-    return found if found is None else _add_values(step, node, found, fact, [size] * count)
+    return parts if parts is None else _add_values(step, node, parts, fact, [size] * count)
 
 
 def split_by_sizes(step: StepWalk, node: str) -> list[Fact] | None:
@@ -31,19 +31,19 @@ def split_by_sizes(step: StepWalk, node: str) -> list[Fact] | None:
         picked = place.numbers()
         if picked is None or fact.rank is None or picked[0] % fact.rank == fact.axis:
             return None
-    found = _split(step, node, fact, place, len(step.view.outputs(node)))
-    return found if found is None else _add_values(step, node, found, fact, sizes.numbers())
+    parts = _split(step, node, fact, place, len(step.view.outputs(node)))
+    return parts if parts is None else _add_values(step, node, parts, fact, sizes.numbers())
 
 
-def _add_values(step: StepWalk, node: str, found: list[Fact], fact: Fact, sizes: list[int] | None) -> list[Fact] | None:
+def _add_values(step: StepWalk, node: str, parts: list[Fact], fact: Fact, sizes: list[int] | None) -> list[Fact] | None:
     """The pieces of a vector, with the values of its elements where these are known."""
     values, tensors = fact.values(), step.view.outputs(node)
     if fact.rank != 1 or values is None or sizes is None or min(sizes) < 0:
-        return found
+        return parts
     ends = list(itertools.accumulate(sizes))
     pieces = [tuple(values[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
     return [
-        step.fact(tensor, one.layout, None, piece) for tensor, one, piece in zip(tensors, found, pieces, strict=True)
+        step.fact(tensor, one.layout, None, piece) for tensor, one, piece in zip(tensors, parts, pieces, strict=True)
     ]
 
 
@@ -167,26 +167,26 @@ def _read_masks(step: StepWalk, node: str) -> dict[str, int]:
 
 def _find_axes(entries: int, masks: dict[str, int], rank: int) -> dict[int, tuple[int | None, int | None]]:
     """Axis of the input -> (the entry that slices it, or None; its axis of the result, or None where it is dropped)."""
-    found: dict[int, tuple[int | None, int | None]] = {}
+    range_by_axis: dict[int, tuple[int | None, int | None]] = {}
     axis = result = 0
     for entry in range(entries):
         if masks["ellipsis"] >> entry & 1:
             later = sum(1 for e in range(entry + 1, entries) if not masks["new_axis"] >> e & 1)
             while rank - axis > later:
-                found[axis] = (None, result)
+                range_by_axis[axis] = (None, result)
                 axis, result = axis + 1, result + 1
         elif masks["new_axis"] >> entry & 1:
             result += 1
         elif masks["shrink_axis"] >> entry & 1:
-            found[axis] = (entry, None)
+            range_by_axis[axis] = (entry, None)
             axis += 1
         else:
-            found[axis] = (entry, result)
+            range_by_axis[axis] = (entry, result)
             axis, result = axis + 1, result + 1
     while axis < rank:
-        found[axis] = (None, result)
+        range_by_axis[axis] = (None, result)
         axis, result = axis + 1, result + 1
-    return found
+    return range_by_axis
 
 
 def _find_blocks(part: ShardedAxis, first: Length | None, last: Length | None) -> ShardedAxis | None:

@@ -40,8 +40,8 @@ def elementwise(step: StepWalk, node: str) -> list[Fact] | None:
         linear = _find_linear_layout(step, node, facts)
         if linear is not None:
             return step.all_outputs(node, linear, _broadcast_dims(step, node, step.inputs(node)))
-        facts = [step.take(node, slot, REPLICATED) if is_partial(f) else f for slot, f in enumerate(facts)]
-    facts = [step.take(node, slot, REPLICATED) if f.is_lengths else f for slot, f in enumerate(facts)]
+        facts = [step.require_layout(node, slot, REPLICATED) if is_partial(f) else f for slot, f in enumerate(facts)]
+    facts = [step.require_layout(node, slot, REPLICATED) if f.is_lengths else f for slot, f in enumerate(facts)]
     return _follow_shards(step, node, facts)
 
 
@@ -50,7 +50,7 @@ def add_up(step: StepWalk, node: str, slots: Sequence[int]) -> Layout:
     facts = step.inputs(node)
     layout = SUM if all(facts[slot].layout == SUM for slot in slots) else COUNTED
     for slot in slots:
-        step.take(node, slot, layout)
+        step.require_layout(node, slot, layout)
     return layout
 
 
@@ -71,7 +71,7 @@ def _find_linear_layout(step: StepWalk, node: str, facts: list[Fact]) -> Layout 
     if op in ADDS:
         return add_up(step, node, range(len(facts)))
     if op in _CHOOSES and not sums[0]:
-        step.take(node, 0, REPLICATED)
+        step.require_layout(node, 0, REPLICATED)
         return add_up(step, node, (1, 2))
     return None
 
@@ -119,13 +119,13 @@ def _follow_shards(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] |
 def align(step: StepWalk, node: str, slot: int, fact: Fact, axis: int, part: ShardedAxis) -> Fact:
     """Makes an input sharded along an axis, if it has that axis and is not broadcast along it."""
     if axis < 0 or fact.rank is None or axis >= fact.rank:
-        return fact if fact.is_same else step.take(node, slot, REPLICATED)
+        return fact if fact.is_same else step.require_layout(node, slot, REPLICATED)
     if fact.axis == axis and fact.part is not None and (fact.part.batch, fact.part.blocks) == (part.batch, part.blocks):
         return fact  # factors of unknown equality are equal, or the program is faulty
     length = fact.dims[axis] if fact.dims is not None else None
     if length == ONE:
-        return fact if fact.is_same else step.take(node, slot, REPLICATED)
-    return step.take(node, slot, Sharded(axis, part))
+        return fact if fact.is_same else step.require_layout(node, slot, REPLICATED)
+    return step.require_layout(node, slot, Sharded(axis, part))
 
 
 def _broadcast_dims(
@@ -136,7 +136,7 @@ def _broadcast_dims(
     if len(known) < len(facts):
         return None
     rank = max(len(dims) for dims in known)
-    found: list[Length] = []
+    broadcast_lengths: list[Length] = []
     for place in range(rank):
         lengths = [dims[place - rank + len(dims)] for dims in known if place - rank + len(dims) >= 0]
         length: Length | None = lengths[0]
@@ -144,5 +144,5 @@ def _broadcast_dims(
             length = broadcast(length, other) if length is not None else None
         if part is not None and place == axis:
             length = part.length
-        found.append(Length.of(f"{step.prefix}{node}:0[{place}]") if length is None else length)
-    return tuple(found)
+        broadcast_lengths.append(Length.of(f"{step.prefix}{node}:0[{place}]") if length is None else length)
+    return tuple(broadcast_lengths)

@@ -75,5 +75,5 @@ class Fact:
         values = self.values()
         if values is None:
             return None
-        found = [one.number for one in values if one is not None]
-        return [n for n in found if n is not None] if len(found) == len(values) and None not in found else None
+        scalars = [one.number for one in values if one is not None]
+        return [n for n in scalars if n is not None] if len(scalars) == len(values) and None not in scalars else None

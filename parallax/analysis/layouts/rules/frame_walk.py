@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
 from parallax.analysis.layouts.rules.joins import are_zeros, join_turns
-from parallax.analysis.layouts.rules.stacks import hold
+from parallax.analysis.layouts.rules.stacks import record_elements
 from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk, is_partial
 from parallax.base.errors import GraphError
 from parallax.graph.control_flow import LoopFrame, Unit
@@ -41,7 +41,7 @@ def leave(step: StepWalk, node: str) -> list[Fact] | None:
 
 def decide(step: StepWalk, node: str) -> list[Fact] | None:
     """LoopCond: all workers run equally many iterations."""
-    step.take(node, 0, REPLICATED)
+    step.require_layout(node, 0, REPLICATED)
     return step.all_outputs(node, REPLICATED)
 
 
@@ -66,7 +66,7 @@ def visit_frame(step: StepWalk, frame: LoopFrame, walk: Walk, check_whole: Calla
                 break
             brought |= more
     whole = _settle(replace(step, grown={}), frame, walk, frame.enters)
-    _take_whole(step, frame, whole, check_whole)
+    _require_replicated(step, frame, whole, check_whole)
 
 
 def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]) -> StepWalk | None:
@@ -82,7 +82,7 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]
     for _ in range(_MOST_ROUNDS):
         inner = replace(
             StepWalk(view, step.batches, step.part_variables, grown=step.grown),
-            fed_numbers=step.fed_numbers,
+            fed_scalars=step.fed_scalars,
             fed_lengths=step.fed_lengths,
             prefix=f"{step.prefix}{_INSIDE}{frame.name}/",
             gathered=set(step.gathered),
@@ -97,18 +97,18 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]
             walk(inner, frame.units)
         except GraphError:
             return None  # an op that cannot have replicated inputs raises the error itself
-        joined = {}
+        joined_by_head = {}
         for head, fact in facts.items():
             enter, next_turn, is_nothing = begins[head]
-            given = _see_outside(step, f"{head}:0", inner.facts[next_turn])
-            joined[head] = grown.get(head) or join_turns(step, f"{head}:0", fact, given, is_nothing)
-        if joined == facts and inner.stored == stored:
+            next_fact = _see_outside(step, f"{head}:0", inner.facts[next_turn])
+            joined_by_head[head] = grown.get(head) or join_turns(step, f"{head}:0", fact, next_fact, is_nothing)
+        if joined_by_head == facts and inner.stored == stored:
             inner.gathered -= step.gathered
             return inner
-        found = {head: fact for head, fact in joined.items() if fact is not None}
-        if len(found) < len(joined):
+        joined_facts = {head: fact for head, fact in joined_by_head.items() if fact is not None}
+        if len(joined_facts) < len(joined_by_head):
             return None
-        facts, stored = found, inner.stored
+        facts, stored = joined_facts, inner.stored
     return None
 
 
@@ -145,25 +145,25 @@ def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> set[str]
     """The entries that must be replicated; None where that does not help."""
     if not all(_are_alike(inner, *inner.grown[f"{head}:0"]) for head in frame.heads if f"{head}:0" in inner.grown):
         return None
-    found = _find_completions(inner, {f"{enter}:0" for enter in frame.enters}, _find_left(step, frame, inner))
-    return None if found is None else {split_tensor(tensor)[0] for tensor in found}
+    completed = _find_completions(inner, {f"{enter}:0" for enter in frame.enters}, _find_left(step, frame, inner))
+    return None if completed is None else {split_tensor(tensor)[0] for tensor in completed}
 
 
 def _are_alike(inner: StepWalk, rows: str, numbers: str) -> bool:
     """Whether each worker has the rows of its examples, and their numbers likewise."""
     fact, other = inner.facts[rows], inner.facts[numbers]
-    is_own = fact.axis == other.axis == 0 and fact.part == other.part
-    return is_own or (isinstance(fact.layout, Pieces) and isinstance(other.layout, Pieces))
+    is_local = fact.axis == other.axis == 0 and fact.part == other.part
+    return is_local or (isinstance(fact.layout, Pieces) and isinstance(other.layout, Pieces))
 
 
 def _find_left(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
     """The tensors whose last value is read outside; lists contain that of each iteration."""
-    view, found = step.view, []
+    view, tensors = step.view, []
     for tensor in inner.facts.keys() - set(filter(step.is_list, inner.facts)):
         exits = [e.node for e in view.consumers(tensor) if e.node not in frame.nodes and view.op(e.node) in _EXITS]
         if any(view.consumers(f"{node}:0") for node in exits):
-            found.append(tensor)
-    return found
+            tensors.append(tensor)
+    return tensors
 
 
 def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Set[str]) -> None:
@@ -181,21 +181,21 @@ def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Set[str])
             layout = start.layout if is_part and are_zeros(view, view.inputs(enter)[0]) else fact.layout
             layout = start.layout if start.is_same and layout == LENGTHS else layout
         if enter in brought or layout != start.layout:
-            step.take(enter, 0, layout)
+            step.require_layout(enter, 0, layout)
     for key, edges in inner.changes.items():
         step.changes.setdefault(key, []).extend(edges)
-    step.taken |= inner.taken
+    step.converted_reads |= inner.converted_reads
     step.means += inner.means
     step.ranges += inner.ranges
     step.shapes += inner.shapes
     step.squeezed |= inner.squeezed
-    step.alike += inner.alike
+    step.equal_draws += inner.equal_draws
     step.facts |= inner.facts
     step.blocks |= inner.blocks
     step.stored = inner.stored
 
 
-def _take_whole(
+def _require_replicated(
     step: StepWalk, frame: LoopFrame, inner: StepWalk | None, check_whole: Callable[[StepWalk, str], None]
 ) -> None:
     """Makes the loop read all its inputs, and stacks and TensorArrays, replicated; all workers compute the same.
@@ -211,80 +211,80 @@ def _take_whole(
         tensor = view.inputs(enter)[0]
         if isinstance(step.facts[tensor].layout, Sharded):
             step.mixing.setdefault(enter, [tensor])
-        step.take(enter, 0, REPLICATED)
+        step.require_layout(enter, 0, REPLICATED)
     for node in sorted(frame.nodes):
         for tensor in view.outputs(node):
             known = inner.facts.get(tensor) if inner is not None else None
             step.facts[tensor] = known if known is not None and known.is_same else step.fact(tensor, REPLICATED)
-        held = step.stored.get(store := store_of(view, view.inputs(node)[0])) if view.op(node) in _TAKES else None
-        if held is not None and not held.is_same:
+        stored = step.stored.get(store := store_of(view, view.inputs(node)[0])) if view.op(node) in _TAKES else None
+        if stored is not None and not stored.is_same:
             step.gathered.add(store)
     for node in sorted(frame.nodes):
         check_whole(step, node)
         if view.op(node) in _PUTS:
             store = store_of(view, view.inputs(node)[0])
             known = inner.stored.get(store) if inner is not None else None
-            hold(step, store, known if known is not None and known.is_same else Fact(REPLICATED))
+            record_elements(step, store, known if known is not None and known.is_same else Fact(REPLICATED))
 
 
-def _find_completions(inner: StepWalk, starts: Set[str], wanted: Iterable[str] = ()) -> set[str] | None:
+def _find_completions(inner: StepWalk, starts: Set[str], required: Iterable[str] = ()) -> set[str] | None:
     """The inputs that must be replicated; None where that does not help.
 
     Args:
         inner: a traversal of a body.
         starts: the input tensors.
-        wanted: tensors of the body that must not be per-worker lengths.
+        required: tensors of the body that must not be per-worker lengths.
     """
     changes = [key for key, edges in inner.changes.items() if edges and not _is_own(inner, *key)]
-    lengths = [(tensor, REPLICATED) for tensor in wanted if inner.facts[tensor].is_lengths]
-    found = set[str]()
+    lengths = [(tensor, REPLICATED) for tensor in required if inner.facts[tensor].is_lengths]
+    completions = set[str]()
     for tensor, layout in (*changes, *lengths):
         sources = _find_incomplete(inner, starts, tensor)
         if layout != REPLICATED or not sources:
             return None
-        found |= sources
+        completions |= sources
     shapes = [inner.view.inputs(one.edge.node)[one.edge.slot] for one in inner.shapes]
     others = replace(
         inner,
         changes={},
-        alike=[],
+        equal_draws=[],
         means=[mean for mean in inner.means if mean.dealt is not None],
         ranges=[one for one in inner.ranges if not one.part.is_even],
-        shapes=[] if all(_is_told(inner, tensor) for tensor in shapes) else inner.shapes,
+        shapes=[] if all(_is_computable(inner, tensor) for tensor in shapes) else inner.shapes,
     )
-    return None if others.needs_changes else found
+    return None if others.needs_changes else completions
 
 
 def _is_own(inner: StepWalk, tensor: str, after: Layout) -> bool:
     """Whether a worker can change a layout without communication, from its values of one iteration."""
     before = inner.facts[tensor].layout
     if before == LENGTHS and after == REPLICATED:
-        return _is_told(inner, tensor)
+        return _is_computable(inner, tensor)
     return before in (REPLICATED, SUM) and after == COUNTED
 
 
-def _is_told(inner: StepWalk, tensor: str) -> bool:
+def _is_computable(inner: StepWalk, tensor: str) -> bool:
     """Whether a worker can compute the values of one process within an iteration, from batch lengths."""
     fact, node = inner.facts[tensor], split_tensor(tensor)[0]
     if fact.is_same or (fact.is_lengths and not inner.is_list(tensor) and inner.is_of_batches(fact)):
         return True
     if not fact.is_lengths or inner.is_list(tensor) or inner.view.op(node) in (*_TAKES, *_PASSES):
         return False
-    return all(_is_told(inner, taken) for taken in inner.view.inputs(node))
+    return all(_is_computable(inner, tensor_read) for tensor_read in inner.view.inputs(node))
 
 
 def _find_incomplete(inner: StepWalk, starts: Set[str], tensor: str) -> set[str]:
     """The inputs that are lengths or partial sums and from which a tensor is computed."""
-    view, waiting, seen, found = inner.view, [tensor], {tensor}, set[str]()
+    view, waiting, seen, incomplete = inner.view, [tensor], {tensor}, set[str]()
     while waiting:
         one = waiting.pop()
         fact = inner.facts.get(one)
         if fact is None or not (fact.layout == LENGTHS or is_partial(fact)):
             continue
         if one in starts:
-            found.add(one)
+            incomplete.add(one)
             continue
-        fresh = [taken for taken in view.inputs(split_tensor(one)[0]) if taken not in seen]
+        fresh = [tensor_read for tensor_read in view.inputs(split_tensor(one)[0]) if tensor_read not in seen]
         seen |= set(fresh)
         waiting += fresh
-    return found
+    return incomplete

@@ -42,11 +42,11 @@ def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     if params.is_same:
         return step.all_outputs(node, Sharded(indices.axis or 0, indices.part))
-    is_own = params.axis == 0 and params.part == ShardedAxis(indices.part.batch)
-    numbers = find_first_numbers(step, node, 1, params.part) if is_own and params.part is not None else None
+    is_local = params.axis == 0 and params.part == ShardedAxis(indices.part.batch)
+    numbers = find_first_numbers(step, node, 1, params.part) if is_local and params.part is not None else None
     if numbers is None:
         return None
-    step.take(node, 1, numbers)
+    step.require_layout(node, 1, numbers)
     return step.all_outputs(node, Sharded(0, indices.part))
 
 
@@ -54,14 +54,14 @@ def add_by_number(step: StepWalk, node: str) -> list[Fact] | None:
     """UnsortedSegmentSum and similar: into each worker's own rows, by their numbers; else as for other segments."""
     data, segments, count = step.inputs(node)
     part = step.part_of(count.value) if isinstance(count.value, Length) else None
-    is_own = part is not None and part.is_even and data.axis == segments.axis == 0 and data.part == segments.part
+    is_local = part is not None and part.is_even and data.axis == segments.axis == 0 and data.part == segments.part
     numbers = None
-    if part is not None and is_own:
+    if part is not None and is_local:
         numbers = find_numbers(step, step.view.inputs(node)[1], part)
     is_vector = segments.rank == 1 or (numbers is not None and numbers.times)
     if part is None or numbers is None or not is_vector or count.value != part.length or not count.is_lengths:
         return add_by_segment(step, node)
-    step.take(node, 1, numbers)
+    step.require_layout(node, 1, numbers)
     step.keep_local(node, [2])
     dims = None if data.dims is None else (part.length, *data.dims[1:])
     return step.all_outputs(node, Sharded(0, part), dims)
@@ -70,7 +70,7 @@ def add_by_number(step: StepWalk, node: str) -> list[Fact] | None:
 def draw_candidates(step: StepWalk, node: str) -> list[Fact] | None:
     """Candidate samplers: equal draws on all workers for the global batch; expected counts by label."""
     labels = step.inputs(node)[0]
-    step.alike.append(node)
+    step.equal_draws.append(node)
     sampled, of_labels, of_sampled = step.view.outputs(node)
     found = Sharded(0, labels.part) if labels.axis == 0 and labels.part is not None else REPLICATED
     if found == REPLICATED:
@@ -98,7 +98,7 @@ def fill_places(step: StepWalk, node: str) -> list[Fact] | None:
     numbers = find_first_numbers(step, node, 0, example)
     if not default.is_same or numbers is None:
         return None
-    step.take(node, 0, numbers)
+    step.require_layout(node, 0, numbers)
     step.localize(node, 1, 0, dims)
     known = tuple(length for length in dims if length is not None)
     return step.all_outputs(node, Sharded(0, example), known if len(known) == len(dims) else None)
@@ -118,14 +118,14 @@ def multiply_places(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     if is_by_example and not is_turned and numbers.of in sparse_feeds(view):  # its columns are examples
         step.adjacent.add(numbers.of)
-    step.take(node, 0, numbers)
+    step.require_layout(node, 0, numbers)
     if numbers.of in step.adjacent and is_by_example:
         step.keep_local(node, [2])
         return step.all_outputs(node, Sharded(0, example))
     step.localize(node, 2, 0, dims)
     if is_turned:
         return step.all_outputs(node, SUM)
-    step.take(node, 3, REPLICATED)
+    step.require_layout(node, 3, REPLICATED)
     return step.all_outputs(node, Sharded(0, example))
 
 
@@ -157,7 +157,7 @@ def stitch(step: StepWalk, node: str) -> list[Fact] | None:
         if places.part is None or rows.part != places.part or rows.axis != 0:
             return None
     for slot in range(count):
-        step.take(node, slot, numbers)
+        step.require_layout(node, slot, numbers)
     row = (facts[count].dims or ())[1:]
     return step.all_outputs(node, Sharded(0, found.part), (found.part.length, *row) if facts[count].dims else None)
 
@@ -172,7 +172,7 @@ def look_up(step: StepWalk, node: str) -> list[Fact] | None:
     is_vector = indices.rank == 1 or (numbers is not None and numbers.times)
     if indices.part is None or numbers is None or not is_vector or axis != [0]:
         return lookup(step, node)
-    step.take(node, 1, numbers)
+    step.require_layout(node, 1, numbers)
     dims = None if params.dims is None or indices.dims is None else (*indices.dims, *params.dims[1:])
     return step.all_outputs(node, Sharded(0, indices.part), dims)
 
@@ -188,9 +188,9 @@ def find_first_numbers(step: StepWalk, node: str, slot: int, part: ShardedAxis) 
     fact = step.facts[tensor]
     if fact.axis != 0 or fact.rank is None or fact.rank < 2 or fact.part is None:
         return None
-    joined = split_tensor(view.source(tensor))[0]
-    is_joined = view.op(joined) in ("ConcatV2", "Pack") and _is_along_last(step, joined, fact.rank)
-    return find_numbers(step, view.inputs(joined)[0] if is_joined else tensor, part, not is_joined)
+    concatenation = split_tensor(view.source(tensor))[0]
+    is_joined = view.op(concatenation) in ("ConcatV2", "Pack") and _is_along_last(step, concatenation, fact.rank)
+    return find_numbers(step, view.inputs(concatenation)[0] if is_joined else tensor, part, not is_joined)
 
 
 def _is_along_last(step: StepWalk, node: str, rank: int) -> bool:
@@ -263,7 +263,7 @@ def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool
             tensor = inputs[0]
         elif op == "SparseReshape" and output == 0:
             tensor = inputs[0]
-        elif op in ("GatherV2", "Gather") and isinstance(step.taken.get(Edge(node, 1)), ExampleNumbers):
+        elif op in ("GatherV2", "Gather") and isinstance(step.converted_reads.get(Edge(node, 1)), ExampleNumbers):
             tensor = inputs[0]  # some of a worker's own
         elif op in ("Select", "SelectV2") and _is_zero_alone(step, node, part):
             tensor = inputs[1]
@@ -310,10 +310,10 @@ def _adds_axes(step: StepWalk, node: str) -> bool:
 def _is_zero_alone(step: StepWalk, node: str, part: ShardedAxis) -> bool:
     """Whether a Select returns indices, or 0 where an axis has one entry alone, whose index that is."""
     view, (is_more, _, other) = step.view, step.view.inputs(node)
-    zero, asked = view.constant(other), split_tensor(view.source(is_more))[0]
-    if zero is None or np.any(zero != 0) or view.op(asked) != "Greater":
+    zero, comparison = view.constant(other), split_tensor(view.source(is_more))[0]
+    if zero is None or np.any(zero != 0) or view.op(comparison) != "Greater":
         return False
-    length, one = (step.facts[tensor].value for tensor in view.inputs(asked))
+    length, one = (step.facts[tensor].value for tensor in view.inputs(comparison))
     return length == part.length and one == ONE
 
 

@@ -15,7 +15,7 @@ _COPIES = ("Identity", "Reshape", "Cast", "BroadcastTo", "Tile", "ExpandDims", "
 def choose_branch(step: StepWalk, node: str) -> list[Fact] | None:
     """Switch: all workers take the same branch."""
     fact = step.inputs(node)[0]
-    step.take(node, 1, REPLICATED)
+    step.require_layout(node, 1, REPLICATED)
     return [fact, fact]
 
 
@@ -25,35 +25,35 @@ def join_branches(step: StepWalk, node: str) -> list[Fact] | None:
     Where the branch that runs is known, its layout.
     """
     facts = step.inputs(node)
-    of_taken = [fact for fact, t in zip(facts, step.view.inputs(node), strict=True) if _may_be_taken(step, node, t)]
+    of_taken = [fact for fact, t in zip(facts, step.view.inputs(node), strict=True) if _may_run(step, node, t)]
     of_tensors = [fact for fact in of_taken if fact.layout != BLANK] or of_taken[:1]
     if len(of_tensors) == 1:
         return [of_tensors[0], step.fact(f"{node}:1", REPLICATED)]
     nothing = [fact.is_same and are_zeros(step.view, t) for fact, t in zip(facts, step.view.inputs(node), strict=True)]
-    given = [fact for fact, is_nothing in zip(facts, nothing, strict=True) if not is_nothing] or facts
-    if any(fact.axis is not None for fact in given) and len({fact.dims for fact in facts}) > 1:
-        given = facts  # zeros have the length of the tensor that they replace, or are no part of it
+    branch_facts = [fact for fact, is_nothing in zip(facts, nothing, strict=True) if not is_nothing] or facts
+    if any(fact.axis is not None for fact in branch_facts) and len({fact.dims for fact in facts}) > 1:
+        branch_facts = facts  # zeros have the length of the tensor that they replace, or are no part of it
     layout: Layout = REPLICATED
-    if all(fact.layout == given[0].layout for fact in given):
-        layout = given[0].layout
-    elif all(fact.is_sum or fact.is_same for fact in given):
+    if all(fact.layout == branch_facts[0].layout for fact in branch_facts):
+        layout = branch_facts[0].layout
+    elif all(fact.is_sum or fact.is_same for fact in branch_facts):
         layout = COUNTED
     value = facts[0].value if all(fact.value == facts[0].value for fact in facts) else None
     if layout == LENGTHS and value is None:  # each branch has its own lengths of the global batch
         layout = REPLICATED
     for slot, is_nothing in enumerate(nothing):
         if not (is_nothing and layout in (SUM, COUNTED)):
-            step.take(node, slot, layout)
+            step.require_layout(node, slot, layout)
     dims = facts[0].dims if all(f.dims == facts[0].dims for f in facts) else None
     return [step.fact(f"{node}:0", layout, dims, value), step.fact(f"{node}:1", REPLICATED)]
 
 
-def _may_be_taken(step: StepWalk, merge: str, tensor: str) -> bool:
+def _may_run(step: StepWalk, merge: str, tensor: str) -> bool:
     """Whether a branch of a Merge may run, as far as predicates are known."""
     for branch in branches_at(step.view, tensor)[len(branches_of(step.view)[merge]) :]:
         fact = step.facts.get(branch.predicate)
-        told = fact.numbers() if fact is not None else None
-        if told is not None and bool(told[0]) != bool(branch.taken):
+        predicate_values = fact.numbers() if fact is not None else None
+        if predicate_values is not None and bool(predicate_values[0]) != bool(branch.taken):
             return False
     return True
 

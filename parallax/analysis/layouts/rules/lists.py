@@ -18,7 +18,7 @@ _OPTIONAL = Length.of("one or none")
 def make_list(step: StepWalk, node: str) -> list[Fact] | None:
     """EmptyTensorList and TensorListReserve; unset elements have per-worker shapes."""
     shape, count = step.inputs(node)
-    step.take(node, 1, REPLICATED)
+    step.require_layout(node, 1, REPLICATED)
     step.keep_local(node, [0])
     for axis, length in enumerate(shape.values() or ()):
         if shape.is_lengths and (part := step.part_of(length)) is not None:
@@ -40,25 +40,25 @@ def stack_list(step: StepWalk, node: str) -> list[Fact] | None:
     if fact.layout == BLANK:
         return None
     if step.view.op(node) == "TensorListGather":
-        step.take(node, 1, REPLICATED)
+        step.require_layout(node, 1, REPLICATED)
         step.keep_local(node, [2])
         return step.all_outputs(node, fact.layout)
     if isinstance(fact.layout, Sharded):
         step.keep_local(node, [1])
     else:
-        step.take(node, 1, REPLICATED)
+        step.require_layout(node, 1, REPLICATED)
     return step.all_outputs(node, fact.layout, fact.dims)
 
 
 def push_back(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListPushBack."""
-    return _put(step, node, 1)
+    return _append_tensor(step, node, 1)
 
 
 def set_item(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListSetItem."""
-    step.take(node, 1, REPLICATED)
-    return _put(step, node, 2)
+    step.require_layout(node, 1, REPLICATED)
+    return _append_tensor(step, node, 2)
 
 
 def pop_back(step: StepWalk, node: str) -> list[Fact] | None:
@@ -70,7 +70,7 @@ def pop_back(step: StepWalk, node: str) -> list[Fact] | None:
 
 def get_item(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListGetItem."""
-    step.take(node, 1, REPLICATED)
+    step.require_layout(node, 1, REPLICATED)
     step.keep_local(node, [2])
     return [_take_item(step, f"{node}:0", step.inputs(node)[0])]
 
@@ -104,7 +104,7 @@ def shape_of_items(step: StepWalk, node: str) -> list[Fact] | None:
 
 def resize(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListResize to a replicated number of tensors."""
-    step.take(node, 1, REPLICATED)
+    step.require_layout(node, 1, REPLICATED)
     fact = step.inputs(node)[0]
     return [Fact(fact.layout, _open_dims(step, node, fact.dims), fact.value)]
 
@@ -131,7 +131,7 @@ def zeros_like(step: StepWalk, node: str) -> list[Fact] | None:
     return [replace(fact, value=None) if is_optional or isinstance(fact.layout, Sharded) else Fact(BLANK)]
 
 
-def _put(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
+def _append_tensor(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
     """A list with one more tensor."""
     facts = step.inputs(node)
     whole, item = facts[0], facts[slot]
@@ -151,7 +151,7 @@ def _put(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
     if isinstance(whole.layout, Partial) and item.is_same and are_zeros(step.view, step.view.inputs(node)[slot]):
         return [Fact(whole.layout, dims)]  # part of any sum
     if isinstance(whole.layout, Sharded) and item.is_same and item.rank is not None and whole.axis:
-        step.take(node, slot, Sharded(whole.axis - 1, whole.layout.part))
+        step.require_layout(node, slot, Sharded(whole.axis - 1, whole.layout.part))
         return [Fact(whole.layout, dims)]
     return None
 

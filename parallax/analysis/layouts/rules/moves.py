@@ -38,7 +38,7 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
             value = flatten_matrix(step, step.view.inputs(node)[0])
         return step.all_outputs(node, layout, dims, value)
     if is_partial(fact):
-        step.take(node, 1, REPLICATED)
+        step.require_layout(node, 1, REPLICATED)
         return step.all_outputs(node, fact.layout, dims)
     if dims is None or fact.axis is None or fact.part is None or (fact.dims is None and fact.axis > 0):
         return None
@@ -71,11 +71,11 @@ def _part_after_reshape(step: StepWalk, part: ShardedAxis, before: Length, dims:
         dims: of the result.
         axis: of the result.
     """
-    left, found = multiply(dims[:axis]), step.part_of(dims[axis])
-    if found is None or found.batch != part.batch:
+    left, shard = multiply(dims[:axis]), step.part_of(dims[axis])
+    if shard is None or shard.batch != part.batch:
         return None
     if left == before and (part.blocks == 1 or dims[axis] == part.length):
-        return found if part.blocks == 1 else part
+        return shard if part.blocks == 1 else part
     if left == before * Length.of(part.blocks) and dims[axis] == find_block(part).length:
         return find_block(part)
     blocks = before.divide(left)
@@ -86,23 +86,23 @@ def _part_after_reshape(step: StepWalk, part: ShardedAxis, before: Length, dims:
 
 def _find_shape_of_reshape(step: StepWalk, node: str, fact: Fact, shape: Fact) -> Dims | None:
     """The lengths of a result, from the requested shape and TensorFlow's inference."""
-    static, asked = step.view.shape(f"{node}:0"), shape.values()
-    if asked is None and static is None:
+    static, requested = step.view.shape(f"{node}:0"), shape.values()
+    if requested is None and static is None:
         return None
-    rank = len(static) if static is not None else len(asked or ())
-    found: list[Length | None] = [None] * rank
+    rank = len(static) if static is not None else len(requested or ())
+    lengths: list[Length | None] = [None] * rank
     for axis in range(rank):
-        length = asked[axis] if asked is not None else None
+        length = requested[axis] if requested is not None else None
         if static is not None and static[axis] is not None:
-            found[axis] = Length.of(static[axis] or 0)
+            lengths[axis] = Length.of(static[axis] or 0)
         elif length is not None and length.number != -1:
-            found[axis] = length
-    unknown = [axis for axis, length in enumerate(found) if length is None]
+            lengths[axis] = length
+    unknown = [axis for axis, length in enumerate(lengths) if length is None]
     if len(unknown) == 1 and fact.dims is not None:
-        found[unknown[0]] = multiply(fact.dims).divide(multiply(n for n in found if n is not None))
-    if any(n is None for n in found):
+        lengths[unknown[0]] = multiply(fact.dims).divide(multiply(n for n in lengths if n is not None))
+    if any(n is None for n in lengths):
         return None
-    return tuple(n for n in found if n is not None)
+    return tuple(n for n in lengths if n is not None)
 
 
 def expand_dims(step: StepWalk, node: str) -> list[Fact] | None:
@@ -122,21 +122,21 @@ def expand_dims(step: StepWalk, node: str) -> list[Fact] | None:
 def squeeze(step: StepWalk, node: str) -> list[Fact] | None:
     """Axes of length 1 are dropped: those of one process, since a worker may have one example of several."""
     fact = step.inputs(node)[0]
-    gone = [int(axis) for axis in step.view.nodes[node].attr["squeeze_dims"].list.i]
+    squeezed_axes = [int(axis) for axis in step.view.nodes[node].attr["squeeze_dims"].list.i]
     if fact.rank is None or fact.dims is None:
         return keep_plain(step, node, [fact])
-    if not gone:
-        gone = [axis for axis, length in enumerate(fact.dims) if length == ONE]
+    if not squeezed_axes:
+        squeezed_axes = [axis for axis, length in enumerate(fact.dims) if length == ONE]
         if any(length.number is None and step.part_of(length) is None for length in fact.dims):
             return keep_plain(step, node, [fact])
-    gone = [axis % fact.rank for axis in gone]
-    dims = tuple(length for axis, length in enumerate(fact.dims) if axis not in gone)
+    squeezed_axes = [axis % fact.rank for axis in squeezed_axes]
+    dims = tuple(length for axis, length in enumerate(fact.dims) if axis not in squeezed_axes)
     layout = fact.layout
     if fact.axis is not None and fact.part is not None:
-        if fact.axis in gone:
+        if fact.axis in squeezed_axes:
             return None
-        layout = Sharded(fact.axis - sum(axis < fact.axis for axis in gone), fact.part)
-        step.squeezed[node] = tuple(gone)
+        layout = Sharded(fact.axis - sum(axis < fact.axis for axis in squeezed_axes), fact.part)
+        step.squeezed[node] = tuple(squeezed_axes)
     return step.all_outputs(node, layout, dims, compute_value(step.view, node, [fact]))
 
 
@@ -178,8 +178,8 @@ def concatenate(step: StepWalk, node: str) -> list[Fact] | None:
             if align(step, node, slot, fact, axis, part).part is None:
                 return None
         return step.all_outputs(node, Sharded(axis, part), dims)
-    alike = all(f.axis == axis and f.part is not None and find_block(f.part) == find_block(part) for f in tensors)
-    if not alike:
+    are_equal = all(f.axis == axis and f.part is not None and find_block(f.part) == find_block(part) for f in tensors)
+    if not are_equal:
         return None
     blocks = ShardedAxis(part.batch, part.factor, sum(f.part.blocks for f in tensors if f.part is not None))
     return step.all_outputs(node, Sharded(axis, blocks), dims)
@@ -221,7 +221,7 @@ def pack(step: StepWalk, node: str) -> list[Fact] | None:
     if part is None:
         return None
     for slot in range(len(facts)):
-        step.take(node, slot, Sharded(axis, part))
+        step.require_layout(node, slot, Sharded(axis, part))
     return step.all_outputs(node, Sharded(axis + (at <= axis), part), dims)
 
 
@@ -285,7 +285,7 @@ def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
         return step.all_outputs(node, Sharded(axis, fact.part), dims)
     if not axes:
         if fact.is_sum:
-            step.take(node, 1, REPLICATED)
+            step.require_layout(node, 1, REPLICATED)
             return step.all_outputs(node, fact.layout, dims)
         return step.all_outputs(node, REPLICATED if all(f.is_same for f in facts) else LENGTHS, dims)
     return _make_for_examples(step, node, 0, 1, axes, dims)

@@ -62,21 +62,22 @@ _OF_MATRICES = """
     """.split()
 
 _OF_SHARDED: dict[str, Rule] = {
-    "Roll": along.apart(along.along_named(2), is_alike=True),
+    "Roll": along.make_axis_rule(along.along_named(2), is_alike=True),
     **{op: by_example.by_example(*slots) for slots, ops in _BY_EXAMPLE.items() for op in ops},
     **dict.fromkeys(
         ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
         by_example.by_example(0, 1, shaped_as_first=1),
     ),
-    **dict.fromkeys(("Softmax", "LogSoftmax", "FFT", "IFFT"), along.apart(along.along_last, is_alike=True)),
-    **dict.fromkeys(("TopK", "TopKV2", "RFFT", "IRFFT"), along.apart(along.along_last)),
-    **dict.fromkeys(_OF_MATRICES, along.apart(along.along_two)),
-    **dict.fromkeys(("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3"), along.apart(along.along_diagonals)),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "FFT", "IFFT"), along.make_axis_rule(along.along_last, is_alike=True)),
+    **dict.fromkeys(("TopK", "TopKV2", "RFFT", "IRFFT"), along.make_axis_rule(along.along_last)),
+    **dict.fromkeys(_OF_MATRICES, along.make_axis_rule(along.along_two)),
+    **dict.fromkeys(("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3"), along.make_axis_rule(along.along_diagonals)),
     **dict.fromkeys(("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3"), along.set_diagonal),
     **dict.fromkeys(
-        ("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along.apart(along.along_named(1), is_alike=True)
+        ("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"),
+        along.make_axis_rule(along.along_named(1), is_alike=True),
     ),
-    **dict.fromkeys(("ArgMax", "ArgMin"), along.apart(along.along_named(1), drops_axes=True)),
+    **dict.fromkeys(("ArgMax", "ArgMin"), along.make_axis_rule(along.along_named(1), drops_axes=True)),
     **dict.fromkeys(("GatherV2", "Gather"), gather_nd.look_up),
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), along.find_in_table),
     "DenseBincount": along.count_values,
@@ -118,7 +119,7 @@ _OF_SHARDED: dict[str, Rule] = {
 """The rules of ops for inputs that are sharded or partial; for other inputs the plain rule applies."""
 
 RULES: dict[str, Rule] = {
-    **{op: along.or_plain(rule) for op, rule in _OF_SHARDED.items()},
+    **{op: along.with_plain_fallback(rule) for op, rule in _OF_SHARDED.items()},
     **dict.fromkeys(sorted(ELEMENTWISE), elementwise),
     "BiasAdd": elementwise,
     "AddN": lists.add_all,
@@ -133,7 +134,7 @@ RULES: dict[str, Rule] = {
     "ExpandDims": moves.expand_dims,
     "Squeeze": moves.squeeze,
     "Transpose": moves.transpose,
-    "ConcatV2": concatenation.join(moves.concatenate),
+    "ConcatV2": concatenation.make_concatenation_rule(moves.concatenate),
     "Pack": moves.pack,
     "Unpack": moves.unpack,
     "Split": cuts.split,
@@ -152,8 +153,8 @@ RULES: dict[str, Rule] = {
     "ResourceGatherNd": gather_nd.look_up_nested,
     **dict.fromkeys(("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin"), gather_nd.add_by_number),
     "OneHot": along.one_hot,
-    "Range": along.count_up,
-    **dict.fromkeys(("Shape", "ShapeN", "Size"), along.measure),
+    "Range": along.make_range,
+    **dict.fromkeys(("Shape", "ShapeN", "Size"), along.read_shape),
     "ConcatOffset": along.offsets_of_pieces,
     "Rank": along.rank_of,
     "Print": along.print_out,
@@ -184,14 +185,14 @@ RULES: dict[str, Rule] = {
     "StackPopV2": stacks.pop,
     "TensorArrayWriteV3": stacks.write,
     "TensorArrayReadV3": stacks.read,
-    "TensorArrayGatherV3": stacks.stack_up,
-    "TensorArrayScatterV3": stacks.put_slices,
-    "TensorArrayConcatV3": stacks.join_up,
-    "TensorArraySplitV3": stacks.put_pieces,
+    "TensorArrayGatherV3": stacks.stack_elements,
+    "TensorArrayScatterV3": stacks.store_slices,
+    "TensorArrayConcatV3": stacks.concatenate_elements,
+    "TensorArraySplitV3": stacks.store_pieces,
     "TensorArraySizeV3": stacks.measure_store,
 }
 
-_OF_ROWS = {"Reshape": concatenation.reshape_rows, "Shape": concatenation.measure, "Size": concatenation.measure}
+_OF_ROWS = {"Reshape": concatenation.reshape_rows, "Shape": concatenation.read_shape, "Size": concatenation.read_shape}
 _OF_CONCATENATED: dict[str, Rule] = {
     **dict.fromkeys(("Identity", "StopGradient", "Cast"), concatenation.pass_on),
     **dict.fromkeys(("ResourceGather", "Gather", "GatherV2"), concatenation.look_up),
@@ -210,7 +211,7 @@ _OF_DISTINCT: dict[str, Rule] = {
 }
 
 
-def _either(layouts: tuple[type[Layout], ...], of_those: Rule, of_others: Rule) -> Rule:
+def _choose_rule(layouts: tuple[type[Layout], ...], of_those: Rule, of_others: Rule) -> Rule:
     """The rule of an op that accepts such layouts unchanged, and others by another rule."""
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
@@ -221,7 +222,7 @@ def _either(layouts: tuple[type[Layout], ...], of_those: Rule, of_others: Rule) 
 
 
 _CONCATENATED, _DISTINCT = (Concatenated,), (Distinct, Positions)
-RULES |= {op: _either(_CONCATENATED, rule, RULES[op]) for op, rule in _OF_CONCATENATED.items()}
-RULES |= {op: _either(_DISTINCT, rule, RULES[op]) for op, rule in _OF_DISTINCT.items()}
+RULES |= {op: _choose_rule(_CONCATENATED, rule, RULES[op]) for op, rule in _OF_CONCATENATED.items()}
+RULES |= {op: _choose_rule(_DISTINCT, rule, RULES[op]) for op, rule in _OF_DISTINCT.items()}
 TAKEN = (((RowEnds,), ragged.TAKE_ENDS), (_CONCATENATED, _OF_CONCATENATED), (_DISTINCT, _OF_DISTINCT))
 """Layouts, and the ops whose rules accept them unchanged; all other ops read such tensors replicated."""

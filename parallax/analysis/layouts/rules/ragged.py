@@ -60,7 +60,7 @@ def slice_ends(step: StepWalk, node: str) -> list[Fact] | None:
     is_first = masks[0] or begin == [0]
     is_of_rows = (is_first and not masks[1] and end == [-1]) or (begin == [1] and masks == [0, 1])
     if stride != [1] or any(others) or not is_of_rows:
-        step.take(node, 0, REPLICATED)
+        step.require_layout(node, 0, REPLICATED)
         return slice_strided(step, node)
     step.ranges.append(OffsetRange(node, ShardedAxis(layout.elements)))
     return step.all_outputs(node, Sharded(0, ShardedAxis(layout.rows)))
@@ -68,11 +68,11 @@ def slice_ends(step: StepWalk, node: str) -> list[Fact] | None:
 
 def find_longest(step: StepWalk, node: str) -> list[Fact] | None:
     """Max: of row lengths it is the length to which rows are padded."""
-    found = reduce_axes(step, node)
+    facts = reduce_axes(step, node)
     ends = _find_ends_of_lengths(step, step.view.inputs(node)[0])
-    if found is None or ends is None or found[0].rank != 0:
-        return found
-    return [replace(found[0], value=_name_longest(ends))]
+    if facts is None or ends is None or facts[0].rank != 0:
+        return facts
+    return [replace(facts[0], value=_name_longest(ends))]
 
 
 def _name_longest(ends: RowEnds) -> Length:
@@ -113,13 +113,13 @@ def fill_up(step: StepWalk, node: str) -> list[Fact] | None:
     if len(lengths) > 1 and lengths[0] not in (Length.of(-1), rows):
         step.replicate_layouts(node, RowEnds)
         return None
-    given = lengths[1] if len(lengths) > 1 else Length.of(-1)
-    if given == Length.of(-1):
+    requested_length = lengths[1] if len(lengths) > 1 else Length.of(-1)
+    if requested_length == Length.of(-1):
         step.padded.append(node)
     if lengths[0] == rows:
         step.localize(node, 0, 0, lengths)
-    step.take(node, 2, REPLICATED)
-    longest = _name_longest(ends) if given is None or given == Length.of(-1) else given
+    step.require_layout(node, 2, REPLICATED)
+    longest = _name_longest(ends) if requested_length is None or requested_length == Length.of(-1) else requested_length
     inner = (values.dims or ())[1:]
     return step.all_outputs(node, Sharded(0, ShardedAxis(ends.rows)), (rows, longest, *inner))
 
@@ -131,15 +131,15 @@ def _fill_up_by_numbers(step: StepWalk, node: str) -> list[Fact] | None:
     if example is None or values.axis != 0 or values.part is None or numbers.part != values.part:
         return None
     counted = find_numbers(step, step.view.inputs(node)[4], example)
-    is_given = lengths is not None and len(lengths) > 1 and lengths[1] not in (None, Length.of(-1))
-    if counted is None or lengths is None or not is_given or lengths[0] not in (Length.of(-1), example.length):
+    is_stated = lengths is not None and len(lengths) > 1 and lengths[1] not in (None, Length.of(-1))
+    if counted is None or lengths is None or not is_stated or lengths[0] not in (Length.of(-1), example.length):
         return None
     if not (default.is_same or default.is_lengths):
         return None
-    step.take(node, 4, counted)
+    step.require_layout(node, 4, counted)
     step.keep_local(node, [3])
     if lengths[0] == example.length:
         step.localize(node, 0, 0, lengths)
-    step.take(node, 2, REPLICATED)
+    step.require_layout(node, 2, REPLICATED)
     inner = (values.dims or ())[1:]
     return step.all_outputs(node, Sharded(0, example), (example.length, lengths[1] or Length.of(-1), *inner))

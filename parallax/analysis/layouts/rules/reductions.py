@@ -17,17 +17,17 @@ def reduce_axes(step: StepWalk, node: str) -> list[Fact] | None:
     """Over a sharded axis a partial result; over others the axis is preserved."""
     op, (fact, axes) = step.view.op(node), step.inputs(node)
     if fact.is_same or fact.is_lengths:
-        axes = axes if fact.is_lengths and axes.is_lengths else step.take(node, 1, REPLICATED)
+        axes = axes if fact.is_lengths and axes.is_lengths else step.require_layout(node, 1, REPLICATED)
         layout = REPLICATED if fact.is_same and axes.is_same else LENGTHS
         picked = axes.numbers()
         value = compute_value(step.view, node, (fact, axes))
         return step.all_outputs(node, layout, without_axes(step, node, fact, picked), value)
-    step.take(node, 1, REPLICATED)
+    step.require_layout(node, 1, REPLICATED)
     picked = axes.numbers()
     if fact.is_sum and (op == "Sum" or (op == "Mean" and not _is_rounded(step, node))):
         return step.all_outputs(node, fact.layout, without_axes(step, node, fact, picked))
     if is_partial(fact):
-        fact = step.take(node, 0, REPLICATED)
+        fact = step.require_layout(node, 0, REPLICATED)
         return step.all_outputs(node, REPLICATED, without_axes(step, node, fact, picked))
     if fact.part is None or fact.axis is None or fact.rank is None:
         return None
@@ -120,19 +120,19 @@ def matrix_product(step: StepWalk, node: str) -> list[Fact] | None:
 def einsum(step: StepWalk, node: str) -> list[Fact] | None:
     """Einsum of two tensors, or of one, without an ellipsis or a letter twice in a term."""
     equation = step.view.nodes[node].attr["equation"].s.decode().replace(" ", "")
-    taken, _, given = equation.partition("->")
-    terms = taken.split(",")
-    if "." in equation or any(len(set(term)) < len(term) for term in (*terms, given)) or len(terms) > 2:
+    operands, _, result_letters = equation.partition("->")
+    terms = operands.split(",")
+    if "." in equation or any(len(set(term)) < len(term) for term in (*terms, result_letters)) or len(terms) > 2:
         return None
     if len(terms) == 2:
-        return contract(step, node, terms[0], terms[1], given)
+        return contract(step, node, terms[0], terms[1], result_letters)
     fact = step.inputs(node)[0]
     if fact.is_sum:
         return step.all_outputs(node, fact.layout)
     if fact.part is None or fact.axis is None:
         return None
     letter = terms[0][fact.axis]
-    layout = Sharded(given.index(letter), fact.part) if letter in given else SUM
+    layout = Sharded(result_letters.index(letter), fact.part) if letter in result_letters else SUM
     return step.all_outputs(node, layout)
 
 
@@ -153,8 +153,8 @@ def contract(step: StepWalk, node: str, left: str, right: str, result: str) -> l
         if sum(sums) == 1 and others and others[0].part is None:
             step.replicate(node, [sums.index(False)])
             return step.all_outputs(node, facts[sums.index(True)].layout, dims)
-        facts = [step.take(node, slot, REPLICATED) if is_partial(f) else f for slot, f in enumerate(facts)]
-    facts = [step.take(node, slot, REPLICATED) if f.is_lengths else f for slot, f in enumerate(facts)]
+        facts = [step.require_layout(node, slot, REPLICATED) if is_partial(f) else f for slot, f in enumerate(facts)]
+    facts = [step.require_layout(node, slot, REPLICATED) if f.is_lengths else f for slot, f in enumerate(facts)]
     letters = [
         letters[f.axis] if f.axis is not None and f.axis < len(letters) else ""
         for f, letters in zip(facts, (left, right), strict=True)
@@ -165,14 +165,14 @@ def contract(step: StepWalk, node: str, left: str, right: str, result: str) -> l
     if all(letters) and (letters[0] != letters[1] or facts[0].part != facts[1].part):
         other = 1  # each example is compared with its rows
         step.mixing[node] = [step.view.inputs(node)[other]]
-        step.take(node, other, REPLICATED)
+        step.require_layout(node, other, REPLICATED)
         first, facts[other] = 1 - other, Fact(REPLICATED, facts[other].dims)
     letter, part = letters[first], facts[first].part
     if part is None:
         return None
     for slot, term in enumerate((left, right)):
         if slot != first and letter in term and not _is_broadcast(facts[slot], term.index(letter)):
-            step.take(node, slot, Sharded(term.index(letter), part))
+            step.require_layout(node, slot, Sharded(term.index(letter), part))
     return step.all_outputs(node, Sharded(result.index(letter), part) if letter in result else SUM, dims)
 
 

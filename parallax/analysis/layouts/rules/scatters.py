@@ -23,9 +23,9 @@ def scatter(step: StepWalk, node: str) -> list[Fact] | None:
     numbers = find_first_numbers(step, node, 0, part)
     is_of_example = dims and dims[0] == part.length and rows.part == part == ShardedAxis(part.batch)
     if numbers is None or dims is None or not is_of_example or rows.axis != 0:
-        step.take(node, 2, REPLICATED)
+        step.require_layout(node, 2, REPLICATED)
         return None if align(step, node, 1, rows, 0, part).part is None else step.all_outputs(node, SUM)
-    step.take(node, 0, numbers)
+    step.require_layout(node, 0, numbers)
     step.localize(node, 2, 0, dims)
     known = tuple(length for length in dims if length is not None)
     return step.all_outputs(node, Sharded(0, part), known if len(known) == len(dims) else None)
@@ -53,7 +53,7 @@ def scatter_into(step: StepWalk, node: str) -> list[Fact] | None:
     numbers = find_first_numbers(step, node, 1, part) if is_of_example else None
     if numbers is None or tensor.dims is None or tensor.dims[0] != part.length:
         return None
-    step.take(node, 1, numbers)
+    step.require_layout(node, 1, numbers)
     align(step, node, 0, tensor, 0, part)
     return step.all_outputs(node, Sharded(0, part), tensor.dims)
 

@@ -44,8 +44,8 @@ def find_places(step: StepWalk, node: str) -> list[Fact] | None:
     mask = step.view.source(step.view.inputs(node)[0])  # entries that are selected alike have equal lengths
     while step.view.op(split_tensor(mask)[0]) == "Reshape":
         mask = step.view.source(step.view.inputs(split_tensor(mask)[0])[0])
-    found = ShardedAxis(fact.part.batch, Length.of(f"{step.prefix}true of {mask}{UNEVEN}"))
-    return step.all_outputs(node, Sharded(0, found), (found.length, Length.of(fact.rank)))
+    shard = ShardedAxis(fact.part.batch, Length.of(f"{step.prefix}true of {mask}{UNEVEN}"))
+    return step.all_outputs(node, Sharded(0, shard), (shard.length, Length.of(fact.rank)))
 
 
 def parse_examples(step: StepWalk, node: str) -> list[Fact] | None:
@@ -58,11 +58,11 @@ def parse_examples(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     if not all(fact.is_same for fact in others):
         return None
-    found = [step.fact(tensor, Sharded(0, texts.part)) for tensor in step.view.outputs(node)]
+    facts = [step.fact(tensor, Sharded(0, texts.part)) for tensor in step.view.outputs(node)]
     for feature in range(count):
         for place, fact in enumerate(_make_sparse_tensor(step, node, texts.part, feature, count)):
-            found[feature + place * count] = fact
-    return found
+            facts[feature + place * count] = fact
+    return facts
 
 
 def split_texts(step: StepWalk, node: str) -> list[Fact] | None:
@@ -127,14 +127,14 @@ def fill_empty_rows(step: StepWalk, node: str) -> list[Fact] | None:
     numbers = find_first_numbers(step, node, 0, example)
     if numbers is None:
         return None
-    step.take(node, 0, numbers)
+    step.require_layout(node, 0, numbers)
     step.localize(node, 2, 0, dims)
     step.ranges.append(OffsetRange(node, example, along=f"{node}:2"))
-    found = ShardedAxis(part.batch, Length.of(f"{step.prefix}filled of {part.factor}{UNEVEN}"))
+    shard = ShardedAxis(part.batch, Length.of(f"{step.prefix}filled of {part.factor}{UNEVEN}"))
     of_places, of_values, are_empty, back = step.view.outputs(node)
     return [
-        step.fact(of_places, Sharded(0, found), None if places.dims is None else (found.length, *places.dims[1:])),
-        step.fact(of_values, Sharded(0, found)),
+        step.fact(of_places, Sharded(0, shard), None if places.dims is None else (shard.length, *places.dims[1:])),
+        step.fact(of_values, Sharded(0, shard)),
         step.fact(are_empty, Sharded(0, example)),
         step.fact(back, Positions(node, part), (part.length,)),
     ]
@@ -145,11 +145,11 @@ def add_up_bags(step: StepWalk, node: str) -> list[Fact] | None:
     data, *others = step.inputs(node)
     if step.view.op(node).startswith("Sparse"):
         positions = others[0]
-        is_own = data.is_same and positions.part is not None
-        is_own = is_own or _are_positions_of(positions, data)
+        is_local = data.is_same and positions.part is not None
+        is_local = is_local or _are_positions_of(positions, data)
     else:
-        positions, is_own = data, data.axis == 0 and data.part is not None
-    if not is_own:
+        positions, is_local = data, data.axis == 0 and data.part is not None
+    if not is_local:
         return None
     example = _take_numbers(step, node, len(others), _find_part(positions))
     if example is None:
@@ -244,8 +244,8 @@ def combine(step: StepWalk, node: str) -> list[Fact] | None:
     sums = [isinstance(f.layout, Distinct) and f.layout.is_sum for f in facts]
     if any(sums) and not (is_linear(op, sums) or (op in ADDS and all(sums))):
         return None
-    found = next(f.dims for f in layouts.values() if f.rank == rank) if first.dims is not None else None
-    return step.all_outputs(node, Distinct(of, is_sum=any(sums)), found)
+    dims = next(f.dims for f in layouts.values() if f.rank == rank) if first.dims is not None else None
+    return step.all_outputs(node, Distinct(of, is_sum=any(sums)), dims)
 
 
 def reduce_rows(step: StepWalk, node: str) -> list[Fact] | None:
@@ -257,10 +257,10 @@ def reduce_rows(step: StepWalk, node: str) -> list[Fact] | None:
     over, op = {axis % fact.rank for axis in picked}, step.view.op(node)
     if fact.layout.is_sum and not (op == "Sum" or (op == "Mean" and 0 not in over)):
         return None
-    found = without_axes(step, node, fact, picked)
+    remaining_dims = without_axes(step, node, fact, picked)
     if 0 not in over:
-        return step.all_outputs(node, fact.layout, found)
-    return step.all_outputs(node, SUM, found) if fact.layout.is_sum else None
+        return step.all_outputs(node, fact.layout, remaining_dims)
+    return step.all_outputs(node, SUM, remaining_dims) if fact.layout.is_sum else None
 
 
 def _count_distinct(of: str, batch: str) -> Length:
@@ -293,7 +293,7 @@ def _take_numbers(step: StepWalk, node: str, slot: int, along: ShardedAxis | Non
     for example in {one.part for one in step.ranges}:
         counted = find_numbers(step, tensor, example)
         if counted is not None and example == ShardedAxis(example.batch):
-            step.take(node, slot, counted)
+            step.require_layout(node, slot, counted)
             return example
     return None
 
@@ -313,7 +313,7 @@ def _is_broadcast(fact: Fact, rank: int) -> bool:
     return fact.rank < rank or (fact.rank == rank and fact.dims[0] == ONE)
 
 
-def _is_told(lengths: Fact) -> bool:
+def _is_derivable(lengths: Fact) -> bool:
     """Whether lengths of the global batch follow from its number of examples."""
     values = lengths.values()
     if values is None or None in values:
@@ -324,23 +324,23 @@ def _is_told(lengths: Fact) -> bool:
 
 def find_counted_lengths(step: StepWalk) -> set[str]:
     """The tensors that give each worker per-worker lengths where those of the global batch are required."""
-    taken = [
+    lengths_read = [
         tensor
         for (tensor, layout), edges in step.changes.items()
-        if edges and layout == REPLICATED and step.facts[tensor].is_lengths and not _is_told(step.facts[tensor])
+        if edges and layout == REPLICATED and step.facts[tensor].is_lengths and not _is_derivable(step.facts[tensor])
     ]
-    taken += [step.view.inputs(one.edge.node)[one.edge.slot] for one in step.shapes]
-    found, seen = set[str](), set[str]()
-    while taken:
-        tensor = taken.pop()
+    lengths_read += [step.view.inputs(one.edge.node)[one.edge.slot] for one in step.shapes]
+    lengths, seen = set[str](), set[str]()
+    while lengths_read:
+        tensor = lengths_read.pop()
         if tensor in seen or tensor not in step.facts:
             continue
         seen.add(tensor)
         layout = step.facts[tensor].layout
         if isinstance(layout, Distinct | Positions):
-            found.add(layout.of)
+            lengths.add(layout.of)
         elif layout == LENGTHS:
             node = split_tensor(tensor)[0]
-            found |= {node} if step.view.op(node) in PARSE else set()
-            taken += step.view.inputs(node)
-    return found
+            lengths |= {node} if step.view.op(node) in PARSE else set()
+            lengths_read += step.view.inputs(node)
+    return lengths

@@ -22,12 +22,12 @@ def make_store(step: StepWalk, node: str) -> list[Fact] | None:
 
 def push(step: StepWalk, node: str) -> list[Fact] | None:
     """StackPushV2 returns its input."""
-    return [_put(step, node, 1, step.inputs(node)[1])]
+    return [_store_tensor(step, node, 1, step.inputs(node)[1])]
 
 
 def pop(step: StepWalk, node: str) -> list[Fact] | None:
     """StackPopV2."""
-    fact = _find_held(step, node)
+    fact = _find_elements(step, node)
     if fact is None:
         raise GraphError(f"Cannot determine which tensor {node!r} pops from a stack. {REMEDY}")
     return step.all_outputs(node, fact.layout, fact.dims, fact.value)
@@ -35,21 +35,21 @@ def pop(step: StepWalk, node: str) -> list[Fact] | None:
 
 def write(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorArrayWriteV3 returns a flow, which orders ops."""
-    step.take(node, 1, REPLICATED)
-    _put(step, node, 2, step.inputs(node)[2])
+    step.require_layout(node, 1, REPLICATED)
+    _store_tensor(step, node, 2, step.inputs(node)[2])
     return step.all_outputs(node, REPLICATED)
 
 
 def read(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorArrayReadV3; of an array without elements all workers have zeros."""
-    step.take(node, 1, REPLICATED)
-    fact = _find_held(step, node)
+    step.require_layout(node, 1, REPLICATED)
+    fact = _find_elements(step, node)
     return step.all_outputs(node, REPLICATED) if fact is None else [step.fact(f"{node}:0", fact.layout, fact.dims)]
 
 
-def stack_up(step: StepWalk, node: str) -> list[Fact] | None:
+def stack_elements(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorArrayGatherV3: some tensors along a new first axis."""
-    numbers, fact = step.take(node, 1, REPLICATED), _find_held(step, node)
+    numbers, fact = step.require_layout(node, 1, REPLICATED), _find_elements(step, node)
     if fact is None:
         return step.all_outputs(node, REPLICATED)
     layout = fact.layout
@@ -59,23 +59,23 @@ def stack_up(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, layout, dims)
 
 
-def put_slices(step: StepWalk, node: str) -> list[Fact] | None:
+def store_slices(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorArrayScatterV3: the slices along the first axis, which are replicated where that is sharded."""
-    step.take(node, 1, REPLICATED)
+    step.require_layout(node, 1, REPLICATED)
     fact = step.inputs(node)[2]
     if fact.axis == 0:
         step.mixing[node] = [step.view.inputs(node)[2]]
-        fact = step.take(node, 2, REPLICATED)
+        fact = step.require_layout(node, 2, REPLICATED)
     layout = fact.layout
     if fact.axis is not None and fact.part is not None:
         layout = Sharded(fact.axis - 1, fact.part)
-    _put(step, node, 2, Fact(layout, fact.dims[1:] if fact.dims is not None else None))
+    _store_tensor(step, node, 2, Fact(layout, fact.dims[1:] if fact.dims is not None else None))
     return step.all_outputs(node, REPLICATED)
 
 
-def join_up(step: StepWalk, node: str) -> list[Fact] | None:
+def concatenate_elements(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorArrayConcatV3: tensors concatenated along their first axis, and the length of each."""
-    fact = _find_held(step, node)
+    fact = _find_elements(step, node)
     if fact is not None and fact.axis == 0:
         step.gathered.add(_find_store(step, node))
         fact = None
@@ -84,14 +84,14 @@ def join_up(step: StepWalk, node: str) -> list[Fact] | None:
     return [step.fact(value, layout, _open_first(step, value, fact)), step.fact(lengths, REPLICATED)]
 
 
-def put_pieces(step: StepWalk, node: str) -> list[Fact] | None:
+def store_pieces(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorArraySplitV3: pieces along the first axis, which are replicated where that is sharded."""
-    step.take(node, 2, REPLICATED)
+    step.require_layout(node, 2, REPLICATED)
     fact = step.inputs(node)[1]
     if fact.axis == 0:
         step.mixing[node] = [step.view.inputs(node)[1]]
-        fact = step.take(node, 1, REPLICATED)
-    _put(step, node, 1, Fact(fact.layout, _open_first(step, f"{node}:0", fact)))
+        fact = step.require_layout(node, 1, REPLICATED)
+    _store_tensor(step, node, 1, Fact(fact.layout, _open_first(step, f"{node}:0", fact)))
     return step.all_outputs(node, REPLICATED)
 
 
@@ -104,13 +104,13 @@ def _find_store(step: StepWalk, node: str) -> str:
     return store_of(step.view, step.view.inputs(node)[0])
 
 
-def _find_held(step: StepWalk, node: str) -> Fact | None:
+def _find_elements(step: StepWalk, node: str) -> Fact | None:
     """The fact of the tensors that a node reads from a container; None where it is empty."""
     store = _find_store(step, node)
     return step.stored_before.get(store) or step.stored.get(store)
 
 
-def _put(step: StepWalk, node: str, slot: int, fact: Fact) -> Fact:
+def _store_tensor(step: StepWalk, node: str, slot: int, fact: Fact) -> Fact:
     """Writes a tensor, or slices of it, to a container.
 
     Args:
@@ -124,23 +124,23 @@ def _put(step: StepWalk, node: str, slot: int, fact: Fact) -> Fact:
     """
     store = _find_store(step, node)
     if store in step.gathered and not fact.is_same:
-        taken = step.take(node, slot, REPLICATED)
-        fact = Fact(REPLICATED, fact.dims, taken.value)
+        item = step.require_layout(node, slot, REPLICATED)
+        fact = Fact(REPLICATED, fact.dims, item.value)
     before = step.stored.get(store)
-    joined = fact if before is None else join_facts(step, f"{node}:0", before, fact)
+    merged = fact if before is None else join_facts(step, f"{node}:0", before, fact)
     layouts = {fact.layout} if before is None else {before.layout, fact.layout}
-    if joined is None or (len(layouts) > 1 and not layouts <= {REPLICATED, LENGTHS}):
+    if merged is None or (len(layouts) > 1 and not layouts <= {REPLICATED, LENGTHS}):
         step.gathered.add(store)
-        joined = Fact(REPLICATED)
-    hold(step, store, joined)
+        merged = Fact(REPLICATED)
+    record_elements(step, store, merged)
     return fact
 
 
-def hold(step: StepWalk, store: str, fact: Fact) -> None:
+def record_elements(step: StepWalk, store: str, fact: Fact) -> None:
     """Records the fact of a container's elements; those of a gradient's array have the forward array's lengths."""
     step.stored[store] = fact
-    held = step.stored.get(store.rpartition(" ")[0])
-    if held is not None and fact.is_same and not held.is_same:
+    stored = step.stored.get(store.rpartition(" ")[0])
+    if stored is not None and fact.is_same and not stored.is_same:
         step.gathered.add(store.rpartition(" ")[0])
 
 

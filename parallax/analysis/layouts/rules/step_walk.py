@@ -46,13 +46,13 @@ class StepWalk:
         grown: loop variable of a gradient's rows, or of their numbers -> (rows, numbers) that an iteration appends.
         facts: of the tensors that were visited.
         changes: (tensor, layout) -> the edges that read the tensor in this layout.
-        taken: edge -> the layout in which it reads its tensor, where that is converted for it.
+        converted_reads: edge -> the layout in which it reads its tensor, where that is converted for it.
         means: means over sharded axes.
         ranges: numbered entries of sharded axes.
         filled: rows of bags, to be padded to the number of a worker's examples.
         shapes: shapes with one per-worker axis.
-        alike: random ops with equal draws on all workers.
-        of_worker_0: tensors of which all workers use worker 0's value.
+        equal_draws: random ops with equal draws on all workers.
+        from_worker_0: tensors of which all workers use worker 0's value.
         mixing: node that mixes examples, or has no rule -> the sharded tensors that it reads gathered.
         prefix: prefix of the symbols of open lengths, which differs in loops.
         local: edges that read per-worker lengths; all other edges read those of the global batch.
@@ -60,7 +60,7 @@ class StepWalk:
         squeezed: Squeeze of a sharded tensor -> the axes that one process drops.
         blocks: length -> the sharding of an axis of that length by blocks, where one was found.
         adjacent: placeholders of a fed sparse tensor's indices whose second number is an example's, too.
-        fed_numbers: placeholders of a script's integers, such as its number of examples.
+        fed_scalars: placeholders of a script's integers, such as its number of examples.
         fed_lengths: those of them that are fed the length of a per-worker batch -> the placeholder of that batch.
         gathered: nodes that a previous traversal found to read replicated inputs, as a list of tensors cannot be
             gathered; and stacks and TensorArrays of replicated tensors.
@@ -79,18 +79,18 @@ class StepWalk:
     reduced: dict[str, Layout] = field(default_factory=dict)
     prefix: str = ""
     adjacent: set[str] = field(default_factory=set)
-    fed_numbers: Set[str] = frozenset()
+    fed_scalars: Set[str] = frozenset()
     fed_lengths: dict[str, str] = field(default_factory=dict)
     gathered: set[str] = field(default_factory=set)
     facts: dict[str, Fact] = field(default_factory=dict)
     changes: dict[_Key, list[Edge]] = field(default_factory=dict)
-    taken: dict[Edge, Layout] = field(default_factory=dict)
+    converted_reads: dict[Edge, Layout] = field(default_factory=dict)
     means: list[ScaledMean] = field(default_factory=list)
     ranges: list[OffsetRange] = field(default_factory=list)
     filled: list[FilledRows] = field(default_factory=list)
     shapes: list[LocalShape] = field(default_factory=list)
-    alike: list[str] = field(default_factory=list)
-    of_worker_0: list[str] = field(default_factory=list)
+    equal_draws: list[str] = field(default_factory=list)
+    from_worker_0: list[str] = field(default_factory=list)
     mixing: dict[str, list[str]] = field(default_factory=dict)
     local: set[Edge] = field(default_factory=set)
     padded: list[str] = field(default_factory=list)
@@ -108,13 +108,13 @@ class StepWalk:
 
     def inputs(self, node: str) -> list[Fact]:
         """The facts of a node's inputs."""
-        found = [self.facts[tensor] for tensor in self.view.inputs(node)]
-        for slot, fact in enumerate(found):
+        facts = [self.facts[tensor] for tensor in self.view.inputs(node)]
+        for slot, fact in enumerate(facts):
             if isinstance(fact.layout, RowEnds | Concatenated | Distinct | Positions):
-                found[slot] = replace(fact, layout=self.taken.get(Edge(node, slot), fact.layout))
-        return found
+                facts[slot] = replace(fact, layout=self.converted_reads.get(Edge(node, slot), fact.layout))
+        return facts
 
-    def take(self, node: str, slot: int, layout: Layout) -> Fact:
+    def require_layout(self, node: str, slot: int, layout: Layout) -> Fact:
         """Requires an input in a layout.
 
         Args:
@@ -125,7 +125,7 @@ class StepWalk:
         tensor = self.view.inputs(node)[slot]
         fact = self.facts[tensor]
         edge = Edge(node, slot)
-        before = self.taken.pop(edge, None)
+        before = self.converted_reads.pop(edge, None)
         if before is not None:  # one rule has required two layouts in sequence
             edges = self.changes.get((tensor, before), [])
             edges[:] = [one for one in edges if one != edge]
@@ -133,17 +133,17 @@ class StepWalk:
             return fact
         if isinstance(fact.layout, Distinct | Positions):
             self.gathered.add(fact.layout.of)
-            self.taken[edge] = layout
+            self.converted_reads[edge] = layout
             return Fact(layout, fact.dims)
         if self.is_list(tensor) or (isinstance(fact.layout, Concatenated) and layout == REPLICATED):
             if fact.layout != BLANK:
                 self.gathered.add(split_tensor(tensor)[0])
-            self.taken[edge] = layout
+            self.converted_reads[edge] = layout
             return Fact(layout, fact.dims)
-        if isinstance(layout, Sharded) and fact.is_same and self.fed_numbers:
+        if isinstance(layout, Sharded) and fact.is_same and self.fed_scalars:
             self.find_fed_length(layout.part, (fact.dims or ())[layout.axis :][:1])
         self.changes.setdefault((tensor, layout), []).append(edge)
-        self.taken[edge] = layout
+        self.converted_reads[edge] = layout
         if isinstance(layout, Sharded) and fact.dims is not None:
             dims = list(fact.dims)
             dims[layout.axis] = layout.part.length
@@ -153,13 +153,13 @@ class StepWalk:
     def replicate(self, node: str, slots: Iterable[int] | None = None) -> None:
         """Requires some inputs, by default all, replicated."""
         for slot in range(len(self.view.inputs(node))) if slots is None else slots:
-            self.take(node, slot, REPLICATED)
+            self.require_layout(node, slot, REPLICATED)
 
     def replicate_layouts(self, node: str, *layouts: type[Layout]) -> None:
         """Requires all inputs of such layouts replicated."""
         for slot, fact in enumerate(self.inputs(node)):
             if isinstance(fact.layout, layouts):
-                self.take(node, slot, REPLICATED)
+                self.require_layout(node, slot, REPLICATED)
 
     def gather(self, node: str) -> None:
         """Requires all inputs replicated, for an op that mixes examples or has no rule."""
@@ -181,7 +181,7 @@ class StepWalk:
         known = len(self.fed_lengths)
         if part is not None and part.is_even and part.blocks == 1:
             for length in lengths:
-                for node in self.fed_numbers - self.fed_lengths.keys():
+                for node in self.fed_scalars - self.fed_lengths.keys():
                     if length is not None and length.divide(Length.of(f"{node}:0")) == part.factor:
                         self.fed_lengths[node] = part.batch
         return len(self.fed_lengths) > known
@@ -213,18 +213,18 @@ class StepWalk:
         """Makes a node read all lengths that its rule has not handled as those of the global batch."""
         for slot, fact in enumerate(self.inputs(node)):
             edge = Edge(node, slot)
-            if fact.is_lengths and edge not in self.local and edge not in self.taken:
-                self.take(node, slot, REPLICATED)
+            if fact.is_lengths and edge not in self.local and edge not in self.converted_reads:
+                self.require_layout(node, slot, REPLICATED)
 
-    def is_told(self, node: str, found: Sequence[Fact]) -> bool:
+    def is_length_invariant(self, node: str, results: Sequence[Fact]) -> bool:
         """Whether a node returns the same from per-worker lengths as from those of the global batch.
 
         Args:
             node: reads lengths, and nothing else that is computed from those of the global batch.
-            found: the facts of its results.
+            results: the facts of its results.
         """
-        taken = [fact for fact in self.inputs(node) if not fact.is_lengths]
-        return all(self._is_of_no_batch(fact.value) for fact in (*found, *taken))
+        data_inputs = [fact for fact in self.inputs(node) if not fact.is_lengths]
+        return all(self._is_of_no_batch(fact.value) for fact in (*results, *data_inputs))
 
     def fact(self, tensor: str, layout: Layout, dims: Dims | None = None, value: Value | None = None) -> Fact:
         """The fact of a result, with the lengths that TensorFlow inferred where no others are passed."""
@@ -255,10 +255,10 @@ class StepWalk:
         static = self.view.shape(tensor)
         if static is None:
             return None
-        found = [Length.of(n if n is not None else f"{self.prefix}{tensor}[{axis}]") for axis, n in enumerate(static)]
+        dims = [Length.of(n if n is not None else f"{self.prefix}{tensor}[{axis}]") for axis, n in enumerate(static)]
         if isinstance(layout, Sharded):
-            found[layout.axis] = layout.part.length
-        return tuple(found)
+            dims[layout.axis] = layout.part.length
+        return tuple(dims)
 
     @property
     def needs_changes(self) -> bool:
@@ -267,7 +267,7 @@ class StepWalk:
             self.means
             or self.ranges
             or self.shapes
-            or self.alike
+            or self.equal_draws
             or self.gathered
             or self.padded
             or self.filled

@@ -19,10 +19,15 @@ BatchOf = Callable[[Length], str | None]
 
 def constant_value(view: GraphView, tensor: str) -> Value | None:
     """The value of a small integer constant."""
-    found = view.constant(tensor)
-    if found is None or np.ndim(found) > 1 or np.size(found) > _MOST or not np.issubdtype(found.dtype, np.integer):
+    constant = view.constant(tensor)
+    if (
+        constant is None
+        or np.ndim(constant) > 1
+        or np.size(constant) > _MOST
+        or not np.issubdtype(constant.dtype, np.integer)
+    ):
         return None
-    return Length.of(int(found)) if np.ndim(found) == 0 else tuple(Length.of(int(n)) for n in found)
+    return Length.of(int(constant)) if np.ndim(constant) == 0 else tuple(Length.of(int(n)) for n in constant)
 
 
 def compute_value(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
@@ -103,28 +108,28 @@ def _compare(compare: Callable[[int, int], bool]) -> Callable[[Length, Length], 
 
 
 def _negate(fact: Fact) -> Value | None:
-    found = fact.numbers()
-    if found is None:
+    scalars = fact.numbers()
+    if scalars is None:
         return None
-    return tuple(Length.of(-n) for n in found) if isinstance(fact.value, tuple) else Length.of(-found[0])
+    return tuple(Length.of(-n) for n in scalars) if isinstance(fact.value, tuple) else Length.of(-scalars[0])
 
 
 def _product(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
-    found = inputs[0].values()
-    if found is None or None in found or (inputs[0].rank and inputs[1].numbers() is None):
+    factors = inputs[0].values()
+    if factors is None or None in factors or (inputs[0].rank and inputs[1].numbers() is None):
         return None
     if inputs[0].rank and not inputs[1].numbers():
         return inputs[0].value
-    return multiply(one for one in found if one is not None)
+    return multiply(one for one in factors if one is not None)
 
 
 def _extreme(of_two: Callable[[Length, Length], Length | None]) -> Callable[..., Value | None]:
     def value(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
-        found, axes = inputs[0].values(), inputs[1].numbers()
-        if not found or inputs[0].rank != 1 or axes not in ([0], [-1]) or view.flag(node, "keep_dims"):
+        candidates, axes = inputs[0].values(), inputs[1].numbers()
+        if not candidates or inputs[0].rank != 1 or axes not in ([0], [-1]) or view.flag(node, "keep_dims"):
             return None
-        most = found[0]
-        for one in found[1:]:
+        most = candidates[0]
+        for one in candidates[1:]:
             most = of_two(most, one) if most is not None and one is not None else None
         return most
 
@@ -138,14 +143,14 @@ def _pack(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
 
 
 def _concatenate(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
-    found: _Values = []
+    joined: _Values = []
     for fact in inputs[:-1]:
         length = fact.dims[0].number if fact.dims and len(fact.dims) == 1 else None
         if length is None or length > _MOST:
             return None
         values = fact.values()
-        found += [None] * length if values is None else values
-    return tuple(found)
+        joined += [None] * length if values is None else values
+    return tuple(joined)
 
 
 def _slice_strided(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
@@ -171,8 +176,8 @@ def _gather(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
     value, rows = inputs[0].value, inputs[1].numbers()
     if not isinstance(value, tuple) or rows is None or any(not 0 <= row < len(value) for row in rows):
         return None
-    found = tuple(value[row] for row in rows)
-    return found if inputs[1].rank else found[0]
+    picked = tuple(value[row] for row in rows)
+    return picked if inputs[1].rank else picked[0]
 
 
 def _one_axis_more(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
@@ -184,20 +189,24 @@ def _reshape(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None
     value, rank = inputs[0].value, len(view.shape(f"{node}:0") or ()) if view.shape(f"{node}:0") is not None else None
     if value is None or rank not in (0, 1):
         return None
-    found = list(value) if isinstance(value, tuple) else [value]
-    return tuple(found) if rank == 1 else found[0] if len(found) == 1 else None
+    lengths = list(value) if isinstance(value, tuple) else [value]
+    return tuple(lengths) if rank == 1 else lengths[0] if len(lengths) == 1 else None
 
 
 def _stitch(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
     half = len(inputs) // 2
-    found: dict[int, Length | None] = {}
+    length_by_index: dict[int, Length | None] = {}
     for places, data in zip(inputs[:half], inputs[half:], strict=True):
         numbers = places.numbers()
         if numbers is None:
             return None
         values = data.values()
-        found.update(zip(numbers, [None] * len(numbers) if values is None else values, strict=False))
-    return tuple(found[n] for n in range(len(found))) if sorted(found) == list(range(len(found))) else None
+        length_by_index.update(zip(numbers, [None] * len(numbers) if values is None else values, strict=False))
+    return (
+        tuple(length_by_index[n] for n in range(len(length_by_index)))
+        if sorted(length_by_index) == list(range(len(length_by_index)))
+        else None
+    )
 
 
 def _fill(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
@@ -208,10 +217,10 @@ def _fill(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
 
 
 def _count(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
-    found = [fact.numbers() for fact in inputs]
-    if any(one is None or len(one) != 1 for one in found):
+    ranges = [fact.numbers() for fact in inputs]
+    if any(one is None or len(one) != 1 for one in ranges):
         return None
-    counted = range(*(one[0] for one in found if one))
+    counted = range(*(one[0] for one in ranges if one))
     return tuple(Length.of(n) for n in counted) if len(counted) <= _MOST else None
 
 

@@ -24,7 +24,7 @@ from parallax.analysis.reading.batches.batch_lengths import (
     add_rows,
     add_shape,
 )
-from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
+from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.left_constants import (
     ARRAYS,
     CUTS,
@@ -33,7 +33,7 @@ from parallax.analysis.reading.batches.left_constants import (
     LISTS,
     MULTIPLIES,
     SHAPE_SLOT,
-    LeftConstants,
+    UnclassifiedConstants,
     find_shape_slots,
     is_shape_alone,
 )
@@ -71,7 +71,7 @@ class BatchConstants:
         measured: constant -> the tensor from which TensorFlow made it.
 
     Attributes:
-        are_told: whether all constants combined with the batch could be classified.
+        are_classified: whether all constants combined with the batch could be classified.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class BatchConstants:
         divisors: BatchDivisors,
         length: int,
         batch: str,
-        numbers: BatchNumbers,
+        numbers: IntegerClassifier,
         measured: Mapping[str, MeasuredTensor] = MappingProxyType({}),
     ) -> None:
         self._measured, self._divisors = measured, divisors
@@ -90,95 +90,95 @@ class BatchConstants:
         self._changed: set[str] = set()
         self._within = {node for node, branches in branches_of(view).items() if branches or not batch}
         self._numbers = numbers
-        self.are_told = True
+        self.are_classified = True
 
-    def change(self, seen: GraphView, opened: GraphDef) -> bool:
+    def change(self, inferred: GraphView, opened: GraphDef) -> bool:
         """Changes the constants of a graph that can be classified.
 
         Args:
-            seen: the graph with an open batch, with its current shapes.
+            inferred: the graph with an open batch, with its current shapes.
             opened: the same graph, which is modified.
 
         Returns:
             Whether there were any.
         """
-        self._numbers.lengths = find_open_lengths(self._view, seen, self._forward)
+        self._numbers.lengths = find_open_lengths(self._view, inferred, self._forward)
         by_name = {node.name: node for node in opened.node}
         count = len(self._changed)
         for node in self._view.nodes:
             if node in self._forward and node not in self._changed:
                 if node in self._measured:
-                    self._open_measured(seen, opened, node)
+                    self._open_measured(inferred, opened, node)
                     continue
                 self._open_number(opened, by_name[node])
-                self._change(seen, opened, by_name[node])
+                self._change(inferred, opened, by_name[node])
                 self._open_any(opened, by_name[node])
         return len(self._changed) > count
 
-    def has_left(self, seen: GraphView) -> bool:
+    def has_left(self, inferred: GraphView) -> bool:
         """Whether losses read constants that may depend on the batch, by their lengths or values, after all changes."""
-        measured = {constant for constant, one in self._measured.items() if seen.shape(one.tensor) is not None}
-        left = LeftConstants(self._view, self._forward, self._numbers, self._changed, measured | self._changed)
-        return left.are_of_losses(seen, self._losses, self._divisors.find_degrees(seen))
+        measured = {constant for constant, one in self._measured.items() if inferred.shape(one.tensor) is not None}
+        left = UnclassifiedConstants(self._view, self._forward, self._numbers, self._changed, measured | self._changed)
+        return left.are_of_losses(inferred, self._losses, self._divisors.find_degrees(inferred))
 
     def _is_outside(self, node: str) -> bool:
         """Whether a node is in no loop or branch, where the batch length would not be available."""
-        self.are_told &= node not in self._within
+        self.are_classified &= node not in self._within
         return node not in self._within
 
-    def _change(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+    def _change(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         if node.op == "Reshape":
-            self._open_reshape(seen, opened, node)
+            self._open_reshape(inferred, opened, node)
         elif node.op == "EnsureShape":
-            self._open_shape(seen, node)
+            self._open_shape(inferred, node)
         elif node.op in ARRAYS:
             self._open_elements(node)
         elif node.op in _COMPARES:
-            self._open_comparison(seen, node)
+            self._open_comparison(inferred, node)
         elif node.op in CUTS:
-            self._open_cut(seen, opened, node)
+            self._open_cut(inferred, opened, node)
         elif node.op in (*DIVIDES, *MULTIPLIES):
-            self._open_divisor(seen, opened, node)
+            self._open_divisor(inferred, opened, node)
         elif node.op in LISTS:
             self.open_list(opened, node)
         elif node.op == "LogicalAnd":
-            self._open_turns(seen, opened, node)
-        for slot, axis in self._meets(seen, node):
+            self._open_turns(inferred, opened, node)
+        for slot, axis in self._iterate_conflicts(inferred, node):
             self.open_input(opened, node, slot, axis)
 
-    def _iterate_inputs(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:
+    def _iterate_inputs(self, inferred: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:
         """For each input: its number, its shape for the fixed batch, and its open axis."""
-        now = seen.inputs(node.name)
+        now = inferred.inputs(node.name)
         for slot, tensor in enumerate(self._view.inputs(node.name)):
             fixed = fixed_shape(self._view, tensor)
             if fixed is not None:
-                yield slot, fixed, find_open_axis(self._view, seen, now[slot])
+                yield slot, fixed, find_open_axis(self._view, inferred, now[slot])
 
-    def _open_reshape(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+    def _open_reshape(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         fixed = fixed_shape(self._view, self._view.inputs(node.name)[0])
         made = fixed_shape(self._view, f"{node.name}:0")
-        axis = find_open_axis(self._view, seen, seen.inputs(node.name)[0])
-        asked = seen.constant(seen.inputs(node.name)[1])
-        if fixed is None or made is None or axis is None or asked is None:
+        axis = find_open_axis(self._view, inferred, inferred.inputs(node.name)[0])
+        shape = inferred.constant(inferred.inputs(node.name)[1])
+        if fixed is None or made is None or axis is None or shape is None:
             return
         before = prod(fixed[:axis])
         places = [p for p, n in enumerate(made) if n % self._length == 0 and prod(made[:p]) == before]
         is_aligned = len(places) == 1
         places = places or [p for p, n in enumerate(made) if n % self._length == 0]
         if len(places) != 1:
-            self.are_told &= not places and -1 in asked
+            self.are_classified &= not places and -1 in shape
             return
-        if int(asked[places[0]]) != -1:
+        if int(shape[places[0]]) != -1:
             self._changed.add(node.name)
-            wanted = [-1 if p == places[0] else n for p, n in enumerate(made)]
-            node.input[1] = add_constant(opened, node.name, np.asarray(wanted, asked.dtype), node.input[1])
+            new_shape = [-1 if p == places[0] else n for p, n in enumerate(made)]
+            node.input[1] = add_constant(opened, node.name, np.asarray(new_shape, shape.dtype), node.input[1])
         elif is_aligned:
             self._changed.add(f"{node.name}@1")  # its other lengths are widths
 
-    def _open_shape(self, seen: GraphView, node: NodeDef) -> None:
-        axis = find_open_axis(self._view, seen, seen.inputs(node.name)[0])
+    def _open_shape(self, inferred: GraphView, node: NodeDef) -> None:
+        axis = find_open_axis(self._view, inferred, inferred.inputs(node.name)[0])
         for place, dim in enumerate(node.attr["shape"].shape.dim):
-            if dim.size > 0 and (place == axis or (self._numbers.is_batch_alone and dim.size == self._length)):
+            if dim.size > 0 and (place == axis or (self._numbers.is_length_unique and dim.size == self._length)):
                 self._changed.add(node.name)
                 dim.size = -1
 
@@ -197,77 +197,77 @@ class BatchConstants:
         if "num_elements" in node.attr and self._numbers.find_factor(node.attr["num_elements"].i):
             self._changed.add(node.name)
             node.attr["num_elements"].i = -1
-        asked = self._view.constant(self._view.inputs(node.name)[slot])
-        if asked is None or asked.ndim != 1 or f"{node.name}@{slot}" in self._changed:
+        dims = self._view.constant(self._view.inputs(node.name)[slot])
+        if dims is None or dims.ndim != 1 or f"{node.name}@{slot}" in self._changed:
             return len(self._changed) > count
-        places = [self._numbers.find_axis(asked)]
+        places = [self._numbers.find_axis(dims)]
         if node.op == "EmptyTensorList":  # elements have their own shapes: a weaker declaration does no harm
-            places = [place for place, n in enumerate(asked) if n > 0 and n % self._length == 0]
+            places = [place for place, n in enumerate(dims) if n > 0 and n % self._length == 0]
         if set(places) - {None}:
             self._changed.add(f"{node.name}@{slot}")
-            wanted = [-1 if place in places else n for place, n in enumerate(asked)]
-            node.input[slot] = add_constant(opened, node.name, np.asarray(wanted, asked.dtype), node.input[slot])
+            new_dims = [-1 if place in places else n for place, n in enumerate(dims)]
+            node.input[slot] = add_constant(opened, node.name, np.asarray(new_dims, dims.dtype), node.input[slot])
         return len(self._changed) > count
 
-    def _open_comparison(self, seen: GraphView, node: NodeDef) -> None:
+    def _open_comparison(self, inferred: GraphView, node: NodeDef) -> None:
         """Replaces a constant that is compared with the batch length, and equals it, with that length."""
         one, other = (self._view.constant(tensor) for tensor in self._view.inputs(node.name))
         is_equal = one is not None and other is not None and np.array_equal(one, other)
-        is_made = [split_tensor(tensor)[0] not in self._view.nodes for tensor in seen.inputs(node.name)]
+        is_made = [split_tensor(tensor)[0] not in self._view.nodes for tensor in inferred.inputs(node.name)]
         if is_equal and any(is_made) and self._is_outside(node.name):
             self._changed.add(node.name)
             made = node.input[is_made.index(True)]
             node.input[0], node.input[1] = made, made
 
-    def _open_turns(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+    def _open_turns(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         """Makes a loop with at most one iteration for each example, and an equal count, count the examples."""
         by_name = {one.name: one for one in opened.node}
-        pair = [by_name[split_tensor(tensor)[0]] for tensor in seen.inputs(node.name)]
+        pair = [by_name[split_tensor(tensor)[0]] for tensor in inferred.inputs(node.name)]
         if any(one.op != "Less" for one in pair):
             return
         for counted, limit in (pair, pair[::-1]):
-            number, most = self._view.constant(self._view.inputs(counted.name)[1]), seen.inputs(limit.name)[1]
+            number, most = self._view.constant(self._view.inputs(counted.name)[1]), inferred.inputs(limit.name)[1]
             is_open = most == self._batch or f"{split_tensor(most)[0]}@0" in self._changed
-            is_alike = seen.dtype(most) == self._view.dtype(self._view.inputs(counted.name)[1])
+            is_alike = inferred.dtype(most) == self._view.dtype(self._view.inputs(counted.name)[1])
             if number is not None and is_open and is_alike and self._numbers.find_factor(int(number)):
                 self._changed.add(counted.name)
                 counted.input[1] = limit.input[1]
 
-    def _open_cut(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
+    def _open_cut(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         """Makes a slice begin or end at the end of the batch, if it did so."""
-        axis = find_open_axis(self._view, seen, seen.inputs(node.name)[0])
+        axis = find_open_axis(self._view, inferred, inferred.inputs(node.name)[0])
         fixed = fixed_shape(self._view, self._view.inputs(node.name)[0])
         length = fixed[axis] if fixed is not None and axis is not None else 0
         for slot in CUTS[node.op] if length and length % self._length == 0 else ():
-            asked = self._value(seen, seen.inputs(node.name)[slot])
-            place = int(asked[axis]) if asked is not None and axis is not None and len(asked) > axis else 0
-            if asked is None or axis is None or place not in (length, self._length):
+            bounds = self._value(inferred, inferred.inputs(node.name)[slot])
+            place = int(bounds[axis]) if bounds is not None and axis is not None and len(bounds) > axis else 0
+            if bounds is None or axis is None or place not in (length, self._length):
                 continue
             if self._is_outside(node.name):
                 self._changed.add(node.name)
                 name = f"{node.name}/{slot}"
-                node.input[slot] = add_shape(opened, self._batch, name, asked, axis, place // self._length)
+                node.input[slot] = add_shape(opened, self._batch, name, bounds, axis, place // self._length)
 
-    def _value(self, seen: GraphView, tensor: str) -> Array | None:
+    def _value(self, inferred: GraphView, tensor: str) -> Array | None:
         """A constant, or a vector of constants from a Pack or a ConcatV2."""
         node = split_tensor(tensor)[0]
-        if seen.op(node) not in _JOINS:
-            return seen.constant(tensor)
-        parts = [seen.constant(part) for part in seen.inputs(node)]
-        known = [part for part in parts[: len(parts) - (seen.op(node) == "ConcatV2")] if part is not None]
-        is_vector = len(known) + (seen.op(node) == "ConcatV2") == len(parts) and all(one.ndim < 2 for one in known)
+        if inferred.op(node) not in _JOINS:
+            return inferred.constant(tensor)
+        parts = [inferred.constant(part) for part in inferred.inputs(node)]
+        known = [part for part in parts[: len(parts) - (inferred.op(node) == "ConcatV2")] if part is not None]
+        is_vector = len(known) + (inferred.op(node) == "ConcatV2") == len(parts) and all(one.ndim < 2 for one in known)
         return np.concatenate([np.reshape(one, [-1]) for one in known]) if is_vector else None
 
-    def _open_divisor(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> None:
-        factor = self._divisors.find_factor(seen, node.name)
+    def _open_divisor(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
+        factor = self._divisors.find_factor(inferred, node.name)
         if factor and self._is_outside(node.name):
             self._changed.add(node.name)
-            dtype, is_reciprocal = seen.dtype(f"{node.name}:0"), node.op in MULTIPLIES
+            dtype, is_reciprocal = inferred.dtype(f"{node.name}:0"), node.op in MULTIPLIES
             node.input[1] = add_length(opened, self._batch, node.name, dtype, factor, is_reciprocal)
 
-    def _meets(self, seen: GraphView, node: NodeDef) -> Iterator[tuple[int, int]]:
+    def _iterate_conflicts(self, inferred: GraphView, node: NodeDef) -> Iterator[tuple[int, int]]:
         """(input, axis) of tensors that are combined with the batch along that axis and have the fixed length."""
-        taken = list(self._iterate_inputs(seen, node))
+        taken = list(self._iterate_inputs(inferred, node))
         made = fixed_shape(self._view, f"{node.name}:0")
         begun = [(fixed, axis) for _, fixed, axis in taken if axis is not None]
         if not begun or made is None or node.op in _CONTRACTS:
@@ -292,8 +292,8 @@ class BatchConstants:
         by_name = {one.name: one for one in opened.node}
         if self._view.op(maker) == "Const":
             value = self._view.constant(self._view.inputs(node.name)[slot])
-            if value is None or value.shape[axis] % self._length or not _is_alike(value, axis):
-                self.are_told = False
+            if value is None or value.shape[axis] % self._length or not _is_constant_along(value, axis):
+                self.are_classified = False
                 return
             if not self._is_outside(node.name):
                 return
@@ -308,17 +308,17 @@ class BatchConstants:
         """Makes the producer of a tensor of a given shape use the batch's length along an axis."""
         if maker.name in self._changed:
             return
-        asked = self._value(self._view, self._view.inputs(maker.name)[slot])
-        if asked is None or (maker.op == "Tile" and asked[axis] == 1):
+        shape = self._value(self._view, self._view.inputs(maker.name)[slot])
+        if shape is None or (maker.op == "Tile" and shape[axis] == 1):
             return  # its constant inputs are opened or left separately
-        if asked[axis] <= 0 or asked[axis] % self._length:
-            self.are_told = False
+        if shape[axis] <= 0 or shape[axis] % self._length:
+            self.are_classified = False
             return
         if not self._is_outside(maker.name):
             return
         self._changed.add(maker.name)
-        factor = int(asked[axis]) // self._length
-        maker.input[slot] = add_shape(opened, self._batch, maker.name, asked, axis, factor)
+        factor = int(shape[axis]) // self._length
+        maker.input[slot] = add_shape(opened, self._batch, maker.name, shape, axis, factor)
 
     def _open_number(self, opened: GraphDef, node: NodeDef) -> None:
         """Replaces an integer input that must be the batch length with that length."""
@@ -329,21 +329,21 @@ class BatchConstants:
         number = self._view.constant(tensor)
         if number is None or number.ndim > 0 or number.dtype.kind != "i":
             return
-        find_factor = self._numbers.find_factor_of_number if node.op == "Cast" else self._numbers.find_factor
+        find_factor = self._numbers.find_factor_of_scalar if node.op == "Cast" else self._numbers.find_factor
         factor = find_factor(int(number))
         if factor and self._is_outside(split_tensor(tensor)[0]):
             self._changed.add(f"{node.name}@{slot}")
             node.input[slot] = add_length(opened, self._batch, node.name, self._view.dtype(tensor), factor)
 
-    def _open_measured(self, seen: GraphView, opened: GraphDef, constant: str) -> None:
+    def _open_measured(self, inferred: GraphView, opened: GraphDef, constant: str) -> None:
         """Computes a constant again from its tensor where the tensor's shape is open or unknown."""
         measured, value = self._measured[constant], self._view.constant(f"{constant}:0")
-        axis = find_open_axis(self._view, seen, measured.tensor)
-        if seen.shape(measured.tensor) is None:
+        axis = find_open_axis(self._view, inferred, measured.tensor)
+        if inferred.shape(measured.tensor) is None:
             axis = self._numbers.find_axis(np.asarray(fixed_shape(self._view, measured.tensor) or ()))
         if axis is not None and value is not None and self._is_outside(constant):
             self._changed.add(constant)
-            dtype = seen.dtype(measured.tensor)
+            dtype = inferred.dtype(measured.tensor)
             made = add_measured(opened, measured, dtype, constant, value)
             self._replace(opened, constant, made, axis)
 
@@ -352,8 +352,8 @@ class BatchConstants:
         if maker.name in self._changed:
             return
         if maker.op in SHAPE_SLOT:
-            asked = self._value(self._view, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
-            axis = self._numbers.find_axis(asked) if asked is not None and asked.ndim == 1 else None
+            shape = self._value(self._view, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
+            axis = self._numbers.find_axis(shape) if shape is not None and shape.ndim == 1 else None
             if axis is not None:
                 self._open_maker(opened, maker, SHAPE_SLOT[maker.op], axis)
         elif maker.op == "Const":
@@ -364,8 +364,8 @@ class BatchConstants:
             axis = self._numbers.find_axis(np.asarray(value.shape)) if value is not None else None
             if value is None or axis is None or is_shape_alone(self._view, maker.name, self._forward):
                 return
-            self.are_told &= _is_alike(value, axis)
-            if not _is_alike(value, axis) or not self._is_outside(maker.name):
+            self.are_classified &= _is_constant_along(value, axis)
+            if not _is_constant_along(value, axis) or not self._is_outside(maker.name):
                 return
             self._changed.add(maker.name)
             row, factor = np.take(value, [0], axis), value.shape[axis] // self._length
@@ -388,13 +388,13 @@ class BatchConstants:
     def _replace(self, opened: GraphDef, constant: str, made: str, axis: int = 0) -> None:
         """Replaces a constant in the forward pass; the shape of a Reshape has a separate rule."""
         for node in opened.node:
-            for slot, taken in enumerate(node.input if node.name in self._forward else ()):
-                if taken in (constant, f"{constant}:0") and (node.op, slot) != ("Reshape", 1):
+            for slot, input_name in enumerate(node.input if node.name in self._forward else ()):
+                if input_name in (constant, f"{constant}:0") and (node.op, slot) != ("Reshape", 1):
                     if node.op == "StridedSlice" and slot == 0 and axis not in find_picked(self._view, node.name):
                         self._changed.add(f"{node.name}@{slot}")
                         continue
                     node.input[slot] = made
 
 
-def _is_alike(value: Array, axis: int) -> bool:
+def _is_constant_along(value: Array, axis: int) -> bool:
     return bool(np.all(value == np.take(value, [0], axis)))

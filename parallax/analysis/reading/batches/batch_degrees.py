@@ -68,46 +68,46 @@ class BatchDegrees:
     def __init__(
         self,
         view: GraphView,
-        seen: GraphView,
+        inferred: GraphView,
         forward: Set[str],
         losses: Set[str],
         delivered: Mapping[str, DeliveredGradient],
         divided: Set[str],
     ) -> None:
-        self._view, self._seen, self._forward, self._losses = view, seen, forward, losses
+        self._view, self._inferred, self._forward, self._losses = view, inferred, forward, losses
         self._delivered, self._divided = delivered, divided
         self._degrees: dict[str, float | None] = {}
 
     def find_degree(self, tensor: str) -> float | None:
         """The power of the batch length by which a tensor grows; None where that is unknown."""
         if not self._degrees:
-            self._find_all(self._seen.nodes.keys())
+            self._find_all(self._inferred.nodes.keys())
         return self._degrees[tensor]
 
-    def of_others(self, beside: Set[str]) -> BatchDegrees:
+    def derive_for(self, outside: Set[str]) -> BatchDegrees:
         """The degrees of nodes outside the graph with an open batch; none of them reads a tensor with its axis."""
-        found = BatchDegrees(self._view, self._view, beside, self._losses, {}, self._divided)
-        self._find_all(self._seen.nodes.keys())
-        found._degrees = {tensor: self._find_delivered(tensor) for tensor in self._delivered} | self._degrees
-        found._find_all(beside)
-        return found
+        degrees = BatchDegrees(self._view, self._view, outside, self._losses, {}, self._divided)
+        self._find_all(self._inferred.nodes.keys())
+        degrees._degrees = {tensor: self._find_delivered(tensor) for tensor in self._delivered} | self._degrees
+        degrees._find_all(outside)
+        return degrees
 
     def _find_all(self, nodes: Set[str]) -> None:
         before = None
         while before != self._degrees:  # gradients may precede their loss
             before = dict(self._degrees)
-            for node in self._seen.topological_order():
+            for node in self._inferred.topological_order():
                 if node in nodes:
                     degree = self._find_degree_of(node)
-                    for tensor in self._seen.outputs(node):
+                    for tensor in self._inferred.outputs(node):
                         self._degrees[tensor] = self._find_delivered(tensor) if tensor in self._delivered else degree
 
     def _find_delivered(self, tensor: str) -> float | None:
         """The degree of a gradient: its loss's, and one less for a per-example gradient."""
         losses, target = self._delivered[tensor]
         known = [self._degrees.get(loss) for loss in losses]
-        found = [d + self.has_axis(loss) for d, loss in zip(known, losses, strict=True) if d is not None]
-        return max(found) - (bool(target) and self.has_axis(target)) if len(found) == len(known) > 0 else None
+        degrees = [d + self.has_axis(loss) for d, loss in zip(known, losses, strict=True) if d is not None]
+        return max(degrees) - (bool(target) and self.has_axis(target)) if len(degrees) == len(known) > 0 else None
 
     def is_mean(self, tensor: str, node: str) -> bool:
         """Whether the result of `node` on a tensor with the batch axis is averaged over it later.
@@ -125,9 +125,9 @@ class BatchDegrees:
             one = waiting.pop()
             if split_tensor(one)[0] in self._losses:
                 return False
-            for taker in (edge.node for edge in self._seen.consumers(one) if self._is_forward(edge.node)):
-                made = [t for t in self._seen.outputs(taker) if self.has_axis(t)]
-                if not made and self._seen.outputs(taker) and self._seen.op(taker) not in MEANS:
+            for taker in (edge.node for edge in self._inferred.consumers(one) if self._is_forward(edge.node)):
+                made = [t for t in self._inferred.outputs(taker) if self.has_axis(t)]
+                if not made and self._inferred.outputs(taker) and self._inferred.op(taker) not in MEANS:
                     return False
                 waiting += [t for t in made if t not in reached]
                 reached.update(made)
@@ -135,13 +135,13 @@ class BatchDegrees:
 
     def has_axis(self, tensor: str) -> bool:
         """Whether an axis of a tensor is the batch's."""
-        return find_open_axis(self._view, self._seen, tensor) is not None
+        return find_open_axis(self._view, self._inferred, tensor) is not None
 
     def _is_forward(self, node: str) -> bool:
         return node in self._forward or node not in self._view.nodes
 
     def _find_degree_of(self, node: str) -> float | None:
-        seen, op = self._seen, self._seen.op(node)
+        seen, op = self._inferred, self._inferred.op(node)
         inputs = seen.inputs(node)
         if not inputs or not self._is_forward(node):
             return None if inputs else 0.0
@@ -177,7 +177,7 @@ class BatchDegrees:
 
     def _is_along_batch(self, node: str) -> bool:
         """Whether an op acts along the batch: its results are not per example."""
-        seen = self._seen
+        seen = self._inferred
         if seen.op(node) not in ("Softmax", "Cumsum"):
             return False
         rows = seen.inputs(node)[0]
@@ -185,7 +185,7 @@ class BatchDegrees:
 
     def _find_length(self, node: str) -> float | None:
         """The degree of an element of a shape, which a slice selects."""
-        seen = self._seen
+        seen = self._inferred
         shape, *bounds = seen.inputs(node)
         of = split_tensor(seen.source(shape))[0]
         begin = seen.constant(bounds[0]) if seen.op(node) == "StridedSlice" and seen.op(of) == "Shape" else None

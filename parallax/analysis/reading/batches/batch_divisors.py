@@ -13,7 +13,7 @@ import numpy as np
 
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees, DeliveredGradient
 from parallax.analysis.reading.batches.batch_lengths import add_length
-from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
+from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.left_constants import DIVIDES, MULTIPLIES
 from parallax.base.types import GraphDef
 from parallax.graph.view import GraphView
@@ -33,7 +33,7 @@ class BatchDivisors:
         delivered: tensor -> its origin in autodiff.
 
     Attributes:
-        are_told: whether all factors of gradients could be classified.
+        are_classified: whether all factors of gradients could be classified.
     """
 
     def __init__(
@@ -42,55 +42,57 @@ class BatchDivisors:
         forward: Set[str],
         losses: Set[str],
         length: int,
-        numbers: BatchNumbers,
+        numbers: IntegerClassifier,
         delivered: Mapping[str, DeliveredGradient] = _NONE,
     ) -> None:
         self._view, self._forward, self._losses = view, forward, losses
         self._length, self._numbers, self._delivered = length, numbers, delivered
         self._divided: set[str] = set()
-        self.are_told = True
+        self.are_classified = True
 
-    def find_degrees(self, seen: GraphView) -> BatchDegrees:
+    def find_degrees(self, inferred: GraphView) -> BatchDegrees:
         """The degrees of the tensors of a graph, with the divisors that were found to be the batch length."""
-        return BatchDegrees(self._view, seen, self._forward, self._losses, self._delivered, self._divided)
+        return BatchDegrees(self._view, inferred, self._forward, self._losses, self._delivered, self._divided)
 
-    def find_factor(self, seen: GraphView, node: str) -> int:
+    def find_factor(self, inferred: GraphView, node: str) -> int:
         """The factor by which a node's divisor of a sum over the batch exceeds the batch length; else 0."""
-        number = self._find_number(seen, node)
+        number = self._find_scalar_factor(inferred, node)
         factor = 1 if number == self._length else self._numbers.find_factor(number)
-        if not factor or self.find_degrees(seen).has_axis(seen.inputs(node)[0]):
+        if not factor or self.find_degrees(inferred).has_axis(inferred.inputs(node)[0]):
             return 0
-        degree = self.find_degrees(seen).find_degree(seen.inputs(node)[0])
+        degree = self.find_degrees(inferred).find_degree(inferred.inputs(node)[0])
         if degree is None or degree < 1:
             return 0
         self._divided.add(node)
         return factor
 
-    def open_beside(self, seen: GraphView, opened: GraphDef, batch: str, beside: Set[str]) -> None:
+    def open_divisors(self, inferred: GraphView, opened: GraphDef, batch: str, outside: Set[str]) -> None:
         """Replaces the fixed length in divisors of gradients of a sum over the batch with the open one.
 
         Args:
-            seen: the graph with an open batch, without some nodes.
+            inferred: the graph with an open batch, without some nodes.
             opened: the graph with an open batch, which is modified.
             batch: the batch tensor of open length.
-            beside: the nodes that are missing in `seen`.
+            outside: the nodes that are missing in `inferred`.
         """
         by_name = {one.name: one for one in opened.node}
         divides = [
             node
             for node in self._view.nodes
-            if node in beside and self._view.op(node) in (*DIVIDES, *MULTIPLIES) and self._find_scaled(node) is not None
+            if node in outside
+            and self._view.op(node) in (*DIVIDES, *MULTIPLIES)
+            and self._find_scaled(node) is not None
         ]
         if not divides:
             return
-        degrees = self.find_degrees(seen).of_others(beside)
+        degrees = self.find_degrees(inferred).derive_for(outside)
         for node in divides:
             slot = self._find_scaled(node)
             degree = degrees.find_degree(self._view.inputs(node)[slot or 0])
             if degree is None or degree < 1:
                 continue
             if self._view.op(node) in MULTIPLIES:  # a learning rate may equal it
-                self.are_told = False
+                self.are_classified = False
                 continue
             dtype = self._view.dtype(f"{node}:0")
             by_name[node].input[1] = add_length(opened, batch, node, dtype, 1)
@@ -104,13 +106,13 @@ class BatchDivisors:
                 return 1 - slot
         return None
 
-    def _find_number(self, seen: GraphView, node: str) -> int:
+    def _find_scalar_factor(self, inferred: GraphView, node: str) -> int:
         """The integer by which a node divides its first input; else 0."""
-        value, is_product = seen.constant(seen.inputs(node)[1]), seen.op(node) in MULTIPLIES
+        value, is_product = inferred.constant(inferred.inputs(node)[1]), inferred.op(node) in MULTIPLIES
         if value is None or value.size != 1 or (is_product and np.issubdtype(value.dtype, np.integer)):
             return 0
         return self._invert(float(value.item()), is_product)
 
     def _invert(self, number: float, is_product: bool) -> int:
-        asked = 1 / number if is_product and number else number
-        return round(asked) if np.isfinite(asked) and np.isclose(asked, np.round(asked), rtol=1e-6) else 0
+        factor = 1 / number if is_product and number else number
+        return round(factor) if np.isfinite(factor) and np.isclose(factor, np.round(factor), rtol=1e-6) else 0

@@ -25,21 +25,22 @@ def add_constant(opened: GraphDef, name: str, value: Array, instead: str) -> str
     return made
 
 
-def add_shape(opened: GraphDef, batch: str, name: str, asked: Array, axis: int, factor: int) -> str:
+def add_shape(opened: GraphDef, batch: str, name: str, requested: Array, axis: int, factor: int) -> str:
     """A vector of lengths, of which one is a multiple of the batch's.
 
     Args:
         opened: the graph, which is modified.
         batch: the batch tensor of open length.
         name: prefix of the ops, below `parallax_opened/`.
-        asked: the vector for the fixed batch.
+        requested: the vector for the fixed batch.
         axis: the index of the entry.
         factor: its ratio to the batch length.
     """
     with tf.Graph().as_default() as graph:
-        rows = _length(opened, batch, asked.dtype, factor)
+        rows = _length(opened, batch, requested.dtype, factor)
         tf.stack(
-            [rows if place == axis else tf.constant(n, asked.dtype) for place, n in enumerate(asked)], name="value"
+            [rows if place == axis else tf.constant(n, requested.dtype) for place, n in enumerate(requested)],
+            name="value",
         )
     return _move_in(opened, graph.as_graph_def(), batch, name)
 
@@ -104,6 +105,6 @@ def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str) -> str:
         copy = opened.node.add()
         copy.CopyFrom(node)
         copy.name = f"{scope}/{node.name}"
-        for slot, taken in enumerate(node.input):
-            copy.input[slot] = batch if taken.split(":")[0] == "batch" else f"{scope}/{taken}"
+        for slot, input_name in enumerate(node.input):
+            copy.input[slot] = batch if input_name.split(":")[0] == "batch" else f"{scope}/{input_name}"
     return f"{scope}/value"

@@ -16,7 +16,7 @@ _TOO_LONG = 2**31
 _READS = ("ReadVariableOp", "VariableV2", "Variable")
 
 
-class BatchNumbers:
+class IntegerClassifier:
     """Classifies the integers of one graph.
 
     Args:
@@ -25,7 +25,7 @@ class BatchNumbers:
         length: of the batch.
 
     Attributes:
-        is_batch_alone: whether no variable, and no example, has an axis of the batch length.
+        is_length_unique: whether no variable, and no example, has an axis of the batch length.
         lengths: the former lengths of axes that are open.
     """
 
@@ -37,24 +37,24 @@ class BatchNumbers:
             if view.op(node) in (*_READS, *SOURCES)
             for tensor in view.outputs(node)
         ]
-        self.is_batch_alone = not any(length in dims for dims in widths)
+        self.is_length_unique = not any(length in dims for dims in widths)
         self._widths = {n for dims in widths for n in dims if n is not None}
         self.lengths = OpenLengths()
 
-    def of_body(self) -> BatchNumbers:
+    def of_body(self) -> IntegerClassifier:
         """The classification for a function's body, which has the variables and batches of its graph."""
-        found = copy(self)
-        found.lengths = OpenLengths()
-        return found
+        body_classifier = copy(self)
+        body_classifier.lengths = OpenLengths()
+        return body_classifier
 
     def find_factor(self, n: int) -> int:
         """The ratio of a length that must be the batch's to the batch length; else 0."""
         if n == self._length:
-            return int(self.is_batch_alone)
-        is_told = n in self.lengths.of_batch and not self._is_other(n)
-        return n // self._length if n % self._length == 0 and is_told else 0
+            return int(self.is_length_unique)
+        is_certain = n in self.lengths.of_batch and not self._is_other(n)
+        return n // self._length if n % self._length == 0 and is_certain else 0
 
-    def find_factor_of_number(self, n: int) -> int:
+    def find_factor_of_scalar(self, n: int) -> int:
         """The same for an integer that is no axis: no axis outside the batch may have its length."""
         return 0 if self._is_other(n) else self.find_factor(n)
 
@@ -64,9 +64,9 @@ class BatchNumbers:
 
     def find_axis(self, lengths: Array) -> int | None:
         """The one entry of a shape that is the batch's, where all others are known not to be."""
-        found = [axis for axis, n in enumerate(lengths) if self.find_factor(int(n))]
-        others = [n for axis, n in enumerate(lengths) if axis not in found and self.may_be_length(int(n))]
-        return found[0] if len(found) == 1 and not others else None
+        axes = [axis for axis, n in enumerate(lengths) if self.find_factor(int(n))]
+        others = [n for axis, n in enumerate(lengths) if axis not in axes and self.may_be_length(int(n))]
+        return axes[0] if len(axes) == 1 and not others else None
 
     def may_be_of_batch(self, value: Array | None) -> bool:
         """Whether a constant may have an axis that is a multiple of the batch, or be or contain such a length."""
@@ -82,15 +82,15 @@ class BatchNumbers:
             return False  # for others see is_size
         return any(self.may_be_length(int(n)) for n in value.flat) or bool(value.ndim == 0 and value == self._length)
 
-    def is_size(self, number: float) -> bool:
+    def is_size(self, value: float) -> bool:
         """Whether an integer may be the number of entries of a batch tensor along some of its axes."""
-        found = round(number) if np.isclose(number, np.round(number)) and 0 < number < _TOO_LONG else 0
-        return found == self._length or found in self.lengths.sizes
+        size = round(value) if np.isclose(value, np.round(value)) and 0 < value < _TOO_LONG else 0
+        return size == self._length or size in self.lengths.sizes
 
-    def is_multiple(self, number: float) -> bool:
+    def is_multiple(self, value: float) -> bool:
         """Whether a number, or its reciprocal, is a multiple of the batch length: a sum may be divided by it."""
-        found = [round(one) for one in (number, 1 / number) if np.isclose(one, np.round(one))] if number > 0 else []
-        return any(0 < n < _TOO_LONG and n % self._length == 0 for n in found)
+        integers = [round(one) for one in (value, 1 / value) if np.isclose(one, np.round(one))] if value > 0 else []
+        return any(0 < n < _TOO_LONG and n % self._length == 0 for n in integers)
 
     def _is_other(self, n: int) -> bool:
         return n in self._widths or n in self.lengths.others

@@ -67,11 +67,11 @@ def batch_sources(view: GraphView, updates: Iterable[str]) -> tuple[BatchSource,
     """
     step = view.ancestors(updates)
     branches = branches_of(view)
-    nodes = sorted(n for n in step if _gives_batches(view, n) and not branches.get(n))
+    nodes = sorted(n for n in step if _yields_batches(view, n) and not branches.get(n))
     return tuple(_describe(view, node) for node in nodes)
 
 
-def _gives_batches(view: GraphView, node: str) -> bool:
+def _yields_batches(view: GraphView, node: str) -> bool:
     op = view.op(node)
     return op in _ITERATOR_GETS or op.startswith(_QUEUE_GETS) or (op in _PYTHON and not view.inputs(node))
 
@@ -113,10 +113,10 @@ def _fetchable_outputs(view: GraphView, node: str) -> Iterator[str]:
 
 def _nodes_behind(view: GraphView, node: str) -> list[str]:
     """The ancestors of a source, including those of the resources that it reads, sorted."""
-    found = view.ancestors([node])
+    ancestors = view.ancestors([node])
     while True:
-        handles = {name for name in found if view.op(name).endswith(("Iterator", "IteratorV2", "Queue", "QueueV2"))}
-        if any(view.op(name) in _BY_NAME for name in found):  # it may refer to any iterator that has a handle
+        handles = {name for name in ancestors if view.op(name).endswith(("Iterator", "IteratorV2", "Queue", "QueueV2"))}
+        if any(view.op(name) in _BY_NAME for name in ancestors):  # it may refer to any iterator that has a handle
             handles |= {view.inputs(n)[0].split(":")[0] for n in view.nodes if view.op(n) == "IteratorToStringHandle"}
         fills = {
             edge.node
@@ -125,23 +125,23 @@ def _nodes_behind(view: GraphView, node: str) -> list[str]:
             if view.op(edge.node).startswith(_FILLS)
         }
         more = view.ancestors(fills | handles)
-        if more <= found:
-            return sorted(found)
-        found |= more
+        if more <= ancestors:
+            return sorted(ancestors)
+        ancestors |= more
 
 
 def _nodes_of_functions(view: GraphView, nodes: Iterable[NodeDef]) -> list[list[NodeDef]]:
     """The nodes of each function that some nodes call, directly or indirectly."""
     library = {function.signature.name: function for function in view.graph_def.library.function}
-    found: list[list[NodeDef]] = []
+    bodies: list[list[NodeDef]] = []
     waiting, seen = [name for node in nodes for name in _called_by(node)], set[str]()
     while waiting:
         name = waiting.pop()
         if name in library and name not in seen:
             seen.add(name)
-            found.append(list(library[name].node_def))
-            waiting += [called for node in found[-1] for called in _called_by(node)]
-    return found
+            bodies.append(list(library[name].node_def))
+            waiting += [called for node in bodies[-1] for called in _called_by(node)]
+    return bodies
 
 
 def _called_by(node: NodeDef) -> list[str]:

@@ -17,14 +17,14 @@ import tensorflow as tf
 from parallax.analysis.reading.batches.batch_constants import BatchConstants
 from parallax.analysis.reading.batches.batch_degrees import gradients_of
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
-from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
-from parallax.analysis.reading.batches.left_constants import LeftConstants
+from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
+from parallax.analysis.reading.batches.left_constants import UnclassifiedConstants
 from parallax.analysis.reading.batches.open_batches import SOURCES, is_assigned
 from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.batches.replaced_gradients import replace_gradients
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
-from parallax.analysis.reading.construction.old_contexts import Contexts, import_with_contexts, in_style_of, is_whole
+from parallax.analysis.reading.construction.old_contexts import Contexts, import_with_contexts, in_style_of, is_complete
 from parallax.analysis.reading.construction.recorded_gradients import Record, losses_of, records_in
 from parallax.base.types import Graph, GraphDef
 from parallax.graph.batches import mark_opened
@@ -100,7 +100,7 @@ def open_fixed_batch(
         needed = (
             _find_part_of_losses(view, sources, losses, autodiff, measured) if contexts.are_none else view.nodes.keys()
         )
-        numbers = BatchNumbers(view, forward, length)
+        numbers = IntegerClassifier(view, forward, length)
         names = {tensor: f"{SCOPE}_{number}:0" for number, tensor in enumerate(sources)}
         measured = {
             constant: one._replace(tensor=names.get(one.tensor, one.tensor))
@@ -111,22 +111,24 @@ def open_fixed_batch(
         divisors = BatchDivisors(view, *parts, length, numbers, gradients_of(records, names))
         constants = BatchConstants(view, *parts, divisors, length, batch, numbers, measured)
         bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in parts[0]]
-        beside = view.nodes.keys() - needed
+        outside = view.nodes.keys() - needed
         for _ in range(_MOST_PASSES):
-            graph = _import_graph(opened, beside, contexts)
+            graph = _import_graph(opened, outside, contexts)
             seen, before = GraphView(graph.as_graph_def(add_shapes=True)), opened.SerializeToString(deterministic=True)
             if _open_delivered(view, seen, opened, records):
                 continue
             if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
-                is_told = constants.are_told and bodies.are_told and not constants.has_left(seen)
-                is_told = is_told and not LeftConstants(view, forward, numbers, set()).are_of_gradients(delivered)
-                divisors.open_beside(seen, opened, batch, beside & forward)
-                is_told = is_told and divisors.are_told
+                is_classified = constants.are_classified and bodies.are_classified and not constants.has_left(seen)
+                is_classified = is_classified and not UnclassifiedConstants(
+                    view, forward, numbers, set()
+                ).are_of_gradients(delivered)
+                divisors.open_divisors(seen, opened, batch, outside & forward)
+                is_classified = is_classified and divisors.are_classified
                 if opened.SerializeToString(deterministic=True) != before:  # shapes do not depend on anything else
-                    graph = _import_graph(opened, beside, contexts)
-                if is_told and not contexts.are_none:
-                    is_told = is_whole(graph, GraphView(opened).ancestors(losses) - autodiff)
-                derived = _derive_gradients(view, graph, opened, beside, records) if is_told else None
+                    graph = _import_graph(opened, outside, contexts)
+                if is_classified and not contexts.are_none:
+                    is_classified = is_complete(graph, GraphView(opened).ancestors(losses) - autodiff)
+                derived = _derive_gradients(view, graph, opened, outside, records) if is_classified else None
                 return derived or f"{fixed}, since constants of that size may be the batch size or a layer width"
         return f"{fixed} in {_MOST_PASSES} passes"
     except _NOT_DERIVED as error:
@@ -154,7 +156,7 @@ def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, ini
     return changed
 
 
-def _open_delivered(view: GraphView, seen: GraphView, opened: GraphDef, records: Sequence[Record]) -> bool:
+def _open_delivered(view: GraphView, inferred: GraphView, opened: GraphDef, records: Sequence[Record]) -> bool:
     """Sets open shapes for gradients whose targets have them; returns whether any changed."""
     by_name, count = {node.name: node for node in opened.node}, len(opened.node)
     autodiff = frozenset[str]().union(*(record.ops for record in records))
@@ -163,12 +165,12 @@ def _open_delivered(view: GraphView, seen: GraphView, opened: GraphDef, records:
     }
     for values, target in delivered.items():
         name, takers = _seen_open(values), [edge for edge in view.consumers(values) if edge.node not in autodiff]
-        is_there = all(split_tensor(tensor)[0] in seen.nodes for tensor in (values, target))
-        if name in by_name or not takers or not is_there or find_open_axis(view, seen, target) is None:
+        is_there = all(split_tensor(tensor)[0] in inferred.nodes for tensor in (values, target))
+        if name in by_name or not takers or not is_there or find_open_axis(view, inferred, target) is None:
             continue
         made = opened.node.add(name=name, op="PlaceholderWithDefault", input=[values])
         made.attr["dtype"].type = view.dtype(values)
-        made.attr["shape"].shape.CopyFrom(tf.TensorShape(seen.shape(target)).as_proto())
+        made.attr["shape"].shape.CopyFrom(tf.TensorShape(inferred.shape(target)).as_proto())
         for edge in takers:
             by_name[edge.node].input[edge.slot] = name
     return len(opened.node) > count
@@ -179,9 +181,9 @@ def _seen_open(gradient: str) -> str:
     return f"{SCOPE}_delivered/{gradient.replace(':', '_')}"
 
 
-def _import_graph(opened: GraphDef, beside: Set[str], contexts: Contexts) -> Graph:
+def _import_graph(opened: GraphDef, outside: Set[str], contexts: Contexts) -> Graph:
     """A graph without some nodes, on which none of the others depends; TensorFlow infers the shapes."""
-    bare = _without(opened, beside)
+    bare = _without(opened, outside)
     drop_shapes(bare.node)
     if not contexts.are_none:
         return import_with_contexts(bare, contexts)
@@ -202,24 +204,27 @@ def _find_part_of_losses(
     A constant depends on the tensor from whose shape it was made.
     """
     begin = {split_tensor(tensor)[0] for tensor in sources}
-    found = view.ancestors(losses | view.reach(begin, view.nodes.keys() - autodiff))
-    while more := {split_tensor(one.tensor)[0] for constant, one in measured.items() if constant in found} - found:
-        found |= view.ancestors(more)
-    return found
+    loss_nodes = view.ancestors(losses | view.reach(begin, view.nodes.keys() - autodiff))
+    while (
+        more := {split_tensor(one.tensor)[0] for constant, one in measured.items() if constant in loss_nodes}
+        - loss_nodes
+    ):
+        loss_nodes |= view.ancestors(more)
+    return loss_nodes
 
 
-def _without(opened: GraphDef, beside: Set[str]) -> GraphDef:
+def _without(opened: GraphDef, outside: Set[str]) -> GraphDef:
     """A copy of a graph without some nodes, on which none of the others depends."""
     part = type(opened)(versions=opened.versions, library=opened.library)
     for node in opened.node:
-        if node.name not in beside:
+        if node.name not in outside:
             part.node.add().CopyFrom(node)
             part.node[-1].attr.pop("_class", None)  # the colocation may name a missing node
     return part
 
 
 def _derive_gradients(
-    fixed: GraphView, graph: Graph, opened: GraphDef, beside: Set[str], records: Sequence[Record]
+    fixed: GraphView, graph: Graph, opened: GraphDef, outside: Set[str], records: Sequence[Record]
 ) -> OpenedGraph | None:
     """The graph with all gradients derived again, in the order in which the script requested them.
 
@@ -227,7 +232,7 @@ def _derive_gradients(
         fixed: the graph for the fixed batch.
         graph: the graph with an open batch, without some nodes; gradients are added to it.
         opened: the graph with an open batch.
-        beside: the nodes that `graph` lacks, as gradients do not depend on them.
+        outside: the nodes that `graph` lacks, as gradients do not depend on them.
         records: the records of autodiff.
     """
     instead, gradients = dict[str, tf.Tensor](), dict[str, str]()
@@ -239,8 +244,8 @@ def _derive_gradients(
             ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]
             xs = [graph.get_tensor_by_name(target) for target, _, _ in record.gradients]
             with tf.name_scope(f"{SCOPE}_gradients_{number}/"):
-                found = tf.gradients(ys, xs, name="gradients", gate_gradients=has_references)
-            for (_, values, indices), gradient in zip(record.gradients, found, strict=True):
+                new_gradients = tf.gradients(ys, xs, name="gradients", gate_gradients=has_references)
+            for (_, values, indices), gradient in zip(record.gradients, new_gradients, strict=True):
                 if isinstance(gradient, tf.IndexedSlices) != (indices is not None):
                     return None
                 parts = {values: gradient}
@@ -252,37 +257,37 @@ def _derive_gradients(
                     parts[shape] = tf.cast(gradient.dense_shape, tf.as_dtype(fixed.dtype(shape)))
                 copies = {one: new for old, new in parts.items() for one in _find_copied(fixed, old, record.ops)}
                 for old, new in (copies | parts).items():
-                    if _node_of(old) not in beside:
+                    if _node_of(old) not in outside:
                         _redirect(graph, record, old, new)
                     instead[old] = new
     ops = [op.name for op in graph.get_operations()]
     derived = graph.as_graph_def(add_shapes=True)
     view = GraphView(replace_gradients(opened, derived, instead, autodiff, {old: _seen_open(old) for old in instead}))
-    _infer_others(fixed, view, graph, beside)
+    _infer_others(fixed, view, graph, outside)
     again, hidden = records_in(graph, ops, (), view)
     return None if hidden else OpenedGraph(view, again, gradients)
 
 
-def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, beside: Set[str]) -> None:
+def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, outside: Set[str]) -> None:
     """Infers again the shapes of nodes outside a graph, where their inputs may have other shapes.
 
     Args:
         fixed: the graph for the fixed batch.
-        view: the graph with an open batch; in it, nodes of `beside` have the shapes of `fixed`, and get their own.
-        graph: the graph without `beside`; inferred nodes are added to it.
-        beside: nodes.
+        view: the graph with an open batch; in it, nodes of `outside` have the shapes of `fixed`, and get their own.
+        graph: the graph without `outside`; inferred nodes are added to it.
+        outside: nodes.
     """
     changed: set[str] = set()
     reached: set[str] = set()
-    for node in view.topological_order() if beside else ():
-        if node not in beside or view.op(node) != fixed.op(node):
+    for node in view.topological_order() if outside else ():
+        if node not in outside or view.op(node) != fixed.op(node):
             continue
         for new, old in zip(view.inputs(node), fixed.inputs(node), strict=True):
-            if new in changed or (_node_of(new) not in beside and _is_another(fixed, view, new, old)):
+            if new in changed or (_node_of(new) not in outside and _is_another(fixed, view, new, old)):
                 reached.add(node)
                 changed.update(t for t in fixed.outputs(node) if fixed.shape(t) != () or fixed.dtype(t) in _LEADING)
                 break
-    part, others = type(view.graph_def)(), view.ancestors(reached) & beside
+    part, others = type(view.graph_def)(), view.ancestors(reached) & outside
     for node in view.graph_def.node:
         if node.name in others:
             part.node.add().CopyFrom(node)
@@ -290,9 +295,9 @@ def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, beside: Set[s
             del part.node[-1].input[len(view.inputs(node.name)) :]  # control inputs do not affect shapes
     drop_shapes(part.node)
     known = {tensor for node in others for tensor in view.inputs(node) if _node_of(tensor) not in others}
-    given = {name: graph.get_tensor_by_name(name) for name in known}
+    known_tensors = {name: graph.get_tensor_by_name(name) for name in known}
     with graph.as_default():  # a node with the name of a scope of the graph is renamed there
-        imported = tf.graph_util.import_graph_def(part, given, list(reached), name="")
+        imported = tf.graph_util.import_graph_def(part, known_tensors, list(reached), name="")
     for name, op in zip(reached, imported, strict=True):
         shapes = [output.get_shape().as_proto() for output in op.outputs]
         drop_shapes([view.nodes[name]])
@@ -313,17 +318,17 @@ def _is_another(fixed: GraphView, view: GraphView, new: str, old: str) -> bool:
 
 def _find_copied(view: GraphView, gradient: str, autodiff: Set[str]) -> list[str]:
     """The tensors of autodiff of which a gradient is a copy, as a call's result is; rewritten updates read these."""
-    found: list[str] = []
+    copies: list[str] = []
     while view.op(node := _node_of(gradient)) == "Identity" and node in autodiff:
         gradient = view.inputs(node)[0]
-        found.append(gradient)
-    return [tensor for tensor in found if _node_of(tensor) in autodiff]
+        copies.append(gradient)
+    return [tensor for tensor in copies if _node_of(tensor) in autodiff]
 
 
 def _redirect(graph: Graph, record: Record, old: str, new: tf.Tensor) -> None:
     """Redirects all consumers of an old gradient, except autodiff itself, to the new one."""
     before = graph.get_tensor_by_name(old)
     for op in before.consumers():
-        for slot, taken in enumerate(op.inputs):
-            if taken is before and op.name not in record.ops:
+        for slot, tensor_read in enumerate(op.inputs):
+            if tensor_read is before and op.name not in record.ops:
                 op._update_input(slot, new)

@@ -9,7 +9,7 @@ from typing import Any
 from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees
-from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
+from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.base.types import NodeDef
 from parallax.graph.view import GraphView, split_tensor
@@ -66,7 +66,7 @@ def is_shape_alone(view: GraphView, constant: str, nodes: Set[str]) -> bool:
     return all(find_shape_slots(view.op(edge.node))[edge.slot : edge.slot + 1] == (True,) for edge in takers)
 
 
-class LeftConstants:
+class UnclassifiedConstants:
     """The constants of a graph for a fixed batch that no rule has classified.
 
     Args:
@@ -78,57 +78,62 @@ class LeftConstants:
     """
 
     def __init__(
-        self, view: GraphView, forward: Set[str], numbers: BatchNumbers, changed: Set[str], told: Set[str] = frozenset()
+        self,
+        view: GraphView,
+        forward: Set[str],
+        numbers: IntegerClassifier,
+        changed: Set[str],
+        classified: Set[str] = frozenset(),
     ) -> None:
         self._view, self._forward, self._numbers, self._changed = view, forward, numbers, changed
-        self._told = told
+        self._classified = classified
 
     def are_of_gradients(self, gradients: Set[str]) -> bool:
         """Whether values computed from gradients depend on any with an axis of the fixed length."""
         reached = self._reach(self._view, gradients) & self._forward
         return any(self._is_made_for_batch(tensor) for node in reached for tensor in self._view.inputs(node))
 
-    def are_of_losses(self, seen: GraphView, losses: Set[str], degrees: BatchDegrees) -> bool:
+    def are_of_losses(self, inferred: GraphView, losses: Set[str], degrees: BatchDegrees) -> bool:
         """Whether losses, or other values computed from batches, depend on any that may be of the batch."""
-        reached = self._reach(seen, {node for node in seen.nodes if node not in self._view.nodes})
-        reached |= seen.ancestors(losses) & self._forward
-        return any(self._is_left(seen, node, degrees) for node in seen.nodes if node in reached)
+        reached = self._reach(inferred, {node for node in inferred.nodes if node not in self._view.nodes})
+        reached |= inferred.ancestors(losses) & self._forward
+        return any(self._is_unclassified(inferred, node, degrees) for node in inferred.nodes if node in reached)
 
-    def _is_left(self, seen: GraphView, node: str, degrees: BatchDegrees) -> bool:
-        if any(self._numbers.is_multiple(float(dim.size)) for dim in find_declared_dims(seen.nodes[node])):
+    def _is_unclassified(self, inferred: GraphView, node: str, degrees: BatchDegrees) -> bool:
+        if any(self._numbers.is_multiple(float(dim.size)) for dim in find_declared_dims(inferred.nodes[node])):
             return True
-        is_told = self._is_told_cut(seen, node) or seen.op(node) == "Assert"
-        for slot, tensor in () if is_told else enumerate(seen.inputs(node)):
+        is_classified = self._is_classified_slice(inferred, node) or inferred.op(node) == "Assert"
+        for slot, tensor in () if is_classified else enumerate(inferred.inputs(node)):
             maker = split_tensor(tensor)[0]
-            is_own = seen.op(maker) == "Const" and maker in self._forward and f"{node}@{slot}" not in self._changed
-            is_own = is_own and maker not in self._told
-            value = seen.constant(tensor) if is_own else None
-            is_number = value is not None and value.ndim == 0 and seen.op(node) == "Cast"
-            is_shape = find_shape_slots(seen.op(node))[slot : slot + 1] == (True,)
+            is_own = inferred.op(maker) == "Const" and maker in self._forward and f"{node}@{slot}" not in self._changed
+            is_own = is_own and maker not in self._classified
+            value = inferred.constant(tensor) if is_own else None
+            is_number = value is not None and value.ndim == 0 and inferred.op(node) == "Cast"
+            is_shape = find_shape_slots(inferred.op(node))[slot : slot + 1] == (True,)
             if self._numbers.lists_length(value) if is_shape else self._numbers.may_be_of_batch(value):
                 return True
             if value is not None and value.ndim == 0 and value.dtype.kind == "f":
-                if value > 0 and self._is_length(degrees, seen, node, slot, float(value)):
+                if value > 0 and self._is_length(degrees, inferred, node, slot, float(value)):
                     return True
             if is_number and self._numbers.is_multiple(float(value or 0)):
                 return True
         return False
 
-    def _is_told_cut(self, seen: GraphView, node: str) -> bool:
+    def _is_classified_slice(self, inferred: GraphView, node: str) -> bool:
         """Whether a node slices along a batch axis whose fixed length determined the positions."""
-        if seen.op(node) not in CUTS:
+        if inferred.op(node) not in CUTS:
             return False
-        tensor = seen.inputs(node)[0]
-        axis = find_open_axis(self._view, seen, tensor)
+        tensor = inferred.inputs(node)[0]
+        axis = find_open_axis(self._view, inferred, tensor)
         fixed = self._view.shape(tensor) if split_tensor(tensor)[0] in self._view.nodes else None
         return axis is not None and (fixed is None or fixed[axis] is not None)
 
-    def _is_length(self, degrees: BatchDegrees, seen: GraphView, node: str, slot: int, number: float) -> bool:
+    def _is_length(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
         """Whether a number that a node reads may be a batch length, or its reciprocal.
 
         A divisor of a mean over the batch, or of a value that is averaged over it later, is not.
         """
-        op, others = seen.op(node), [tensor for place, tensor in enumerate(seen.inputs(node)) if place != slot]
+        op, others = inferred.op(node), [tensor for place, tensor in enumerate(inferred.inputs(node)) if place != slot]
         is_length = self._numbers.is_size(number)
         is_factor = op in MULTIPLIES and not is_length and self._numbers.is_size(1 / number)
         if is_factor or (is_length and op in DIVIDES and slot == 1):
@@ -146,9 +151,9 @@ class LeftConstants:
         value = self._view.constant(tensor) if self._view.shape(tensor) != () else None
         return value is not None and value.ndim > 0 and self._numbers.may_be_of_batch(value)
 
-    def _reach(self, seen: GraphView, begin: Set[str]) -> set[str]:
+    def _reach(self, inferred: GraphView, begin: Set[str]) -> set[str]:
         """Some nodes, and all nodes outside autodiff that are computed from them."""
-        return seen.reach(begin, self._forward)
+        return inferred.reach(begin, self._forward)
 
 
 def find_declared_dims(node: NodeDef) -> Sequence[Any]:

@@ -99,8 +99,8 @@ def is_assigned(view: GraphView, tensor: str) -> bool:
 
 def _is_fixed(view: GraphView, source: str) -> bool:
     """Whether a source returns a tensor of fixed length that nothing has opened."""
-    found = [tensor for tensor in view.outputs(source) if ((view.shape(tensor) or (None,))[0] or 1) > 1]
-    return any(not all(is_opened(view.nodes[edge.node]) for edge in view.consumers(tensor)) for tensor in found)
+    fixed_tensors = [tensor for tensor in view.outputs(source) if ((view.shape(tensor) or (None,))[0] or 1) > 1]
+    return any(not all(is_opened(view.nodes[edge.node]) for edge in view.consumers(tensor)) for tensor in fixed_tensors)
 
 
 def _has_open_rows(view: GraphView, tensor: str) -> bool:
@@ -125,13 +125,13 @@ def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[lis
     while len(of_tensor) > known and sources:  # an iteration reads the results of the preceding one
         known = len(of_tensor)
         for node in view.topological_order():
-            found = [node] if node in begun else [of_tensor[t] for t in view.inputs(node) if t in of_tensor]
+            sources_before = [node] if node in begun else [of_tensor[t] for t in view.inputs(node) if t in of_tensor]
             is_of_rows = node in autodiff and view.op(node) in _JOINS
-            for other in [] if is_of_rows else found[1:]:
-                root[find(other)] = find(found[0])
-            for tensor in view.outputs(node) if found else ():
+            for other in [] if is_of_rows else sources_before[1:]:
+                root[find(other)] = find(sources_before[0])
+            for tensor in view.outputs(node) if sources_before else ():
                 if _leads_on(view, tensor):
-                    of_tensor[tensor] = found[0]
+                    of_tensor[tensor] = sources_before[0]
         if not has_loops(view):
             break
     groups: dict[str, list[str]] = {}

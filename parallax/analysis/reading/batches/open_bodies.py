@@ -16,10 +16,10 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 
 from parallax.analysis.reading.batches.batch_constants import BatchConstants
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
-from parallax.analysis.reading.batches.batch_numbers import BatchNumbers
+from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.left_constants import LISTS
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
-from parallax.analysis.reading.lowering.inline import knowing
+from parallax.analysis.reading.lowering.inline import registering_library
 from parallax.base.types import FunctionDef, GraphDef, NameAttrList, NodeDef
 from parallax.graph.ops import takes_functions
 from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
@@ -51,7 +51,7 @@ class _OpenedFunction:
 
     function: FunctionDef
     results: tuple[Shape, ...]
-    is_told: bool
+    is_classified: bool
 
 
 class OpenBodies:
@@ -63,19 +63,19 @@ class OpenBodies:
         numbers: the classification of integers.
 
     Attributes:
-        are_told: whether all constants of the functions could be classified when they were last opened.
+        are_classified: whether all constants of the functions could be classified when they were last opened.
     """
 
-    def __init__(self, view: GraphView, length: int, numbers: BatchNumbers) -> None:
+    def __init__(self, view: GraphView, length: int, numbers: IntegerClassifier) -> None:
         self._view, self._length, self._numbers = view, length, numbers
         self._known: dict[tuple[str, tuple[Shape, ...], tuple[str, ...], int | None], _OpenedFunction] = {}
-        self.are_told = True
+        self.are_classified = True
 
-    def change(self, seen: GraphView, opened: GraphDef, nodes: Sequence[str], constants: BatchConstants) -> bool:
+    def change(self, inferred: GraphView, opened: GraphDef, nodes: Sequence[str], constants: BatchConstants) -> bool:
         """Opens the functions that some nodes run, and declares the open results of the nodes.
 
         Args:
-            seen: the graph with an open batch, with its current shapes.
+            inferred: the graph with an open batch, with its current shapes.
             opened: the same graph, which is modified.
             nodes: of the graph, some of which run functions.
             constants: the constants of the graph.
@@ -84,50 +84,50 @@ class OpenBodies:
             Whether shapes have changed.
         """
         by_name = {node.name: node for node in opened.node}
-        self.are_told, is_changed = True, False
+        self.are_classified, is_changed = True, False
         for name in nodes:
             node = by_name[name]
             if node.op in LOOPS:
-                is_changed |= self._open_loop(seen, opened, node, constants)
+                is_changed |= self._open_loop(inferred, opened, node, constants)
             elif node.op in CONDITIONALS:
-                is_changed |= self._open_conditional(seen, opened, node)
-            elif takes_functions(node.op) and not _makes_batches(seen, name):
-                self.are_told = False
+                is_changed |= self._open_conditional(inferred, opened, node)
+            elif takes_functions(node.op) and not _makes_batches(inferred, name):
+                self.are_classified = False
         return is_changed
 
-    def _open_loop(self, seen: GraphView, opened: GraphDef, node: NodeDef, constants: BatchConstants) -> bool:
+    def _open_loop(self, inferred: GraphView, opened: GraphDef, node: NodeDef, constants: BatchConstants) -> bool:
         by_name = {one.name: one for one in opened.node}
-        given = [seen.shape(tensor) for tensor in seen.inputs(node.name)]
-        declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape] or given
-        wanted = [_opened_as(one, now) for one, now in zip(declared, given, strict=True)]
-        handles = _variables(seen, seen.inputs(node.name))
-        turns = 1 if split_tensor(seen.inputs(node.name)[1])[0] not in self._view.nodes else None
-        turned = self._open_function(opened, node.attr["body"].func.name, wanted, handles, turns)
-        decided = self._open_function(opened, node.attr["cond"].func.name, wanted, handles, turns)
-        self.are_told &= turned.is_told and decided.is_told
-        for slot, (shape, now) in enumerate(zip(wanted, turned.results, strict=True)):
-            wanted[slot] = self._join_shapes(shape, [now])
-            for axis in _opened_axes(given[slot], wanted[slot]):
+        argument_shapes = [inferred.shape(tensor) for tensor in inferred.inputs(node.name)]
+        declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape] or argument_shapes
+        opened_shapes = [_opened_as(one, now) for one, now in zip(declared, argument_shapes, strict=True)]
+        handles = _variables(inferred, inferred.inputs(node.name))
+        turns = 1 if split_tensor(inferred.inputs(node.name)[1])[0] not in self._view.nodes else None
+        turned = self._open_function(opened, node.attr["body"].func.name, opened_shapes, handles, turns)
+        decided = self._open_function(opened, node.attr["cond"].func.name, opened_shapes, handles, turns)
+        self.are_classified &= turned.is_classified and decided.is_classified
+        for slot, (shape, now) in enumerate(zip(opened_shapes, turned.results, strict=True)):
+            opened_shapes[slot] = self._join_shapes(shape, [now])
+            for axis in _opened_axes(argument_shapes[slot], opened_shapes[slot]):
                 constants.open_input(opened, node, slot, axis)
-                self.are_told = False  # decided in the next pass, if it is open then
+                self.are_classified = False  # decided in the next pass, if it is open then
         is_changed = False
-        for tensor in seen.inputs(node.name):  # it stores the tensors that the old gradients read in each iteration
+        for tensor in inferred.inputs(node.name):  # it stores the tensors that the old gradients read in each iteration
             maker = by_name[split_tensor(tensor)[0]]
             if maker.op in LISTS:
                 is_changed |= constants.open_list(opened, maker)
-        return _declare(node, declared, wanted) or is_changed
+        return _declare(node, declared, opened_shapes) or is_changed
 
-    def _open_conditional(self, seen: GraphView, opened: GraphDef, node: NodeDef) -> bool:
-        given = [seen.shape(tensor) for tensor in seen.inputs(node.name)[1:]]
+    def _open_conditional(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> bool:
+        argument_shapes = [inferred.shape(tensor) for tensor in inferred.inputs(node.name)[1:]]
         declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape]
-        handles = _variables(seen, seen.inputs(node.name)[1:])
+        handles = _variables(inferred, inferred.inputs(node.name)[1:])
         names = [one.name for one in _branches(node)]
-        branches = [self._open_function(opened, name, given, handles) for name in names]
-        self.are_told &= all(branch.is_told for branch in branches)
+        branches = [self._open_function(opened, name, argument_shapes, handles) for name in names]
+        self.are_classified &= all(branch.is_classified for branch in branches)
         results = list(zip(*(branch.results for branch in branches), strict=True))
         declared = declared or [None] * len(results)
-        wanted = [self._join_shapes(one, found) for one, found in zip(declared, results, strict=True)]
-        return _declare(node, declared, wanted)
+        opened_shapes = [self._join_shapes(one, found) for one, found in zip(declared, results, strict=True)]
+        return _declare(node, declared, opened_shapes)
 
     def _join_shapes(self, declared: Shape, results: Sequence[Shape]) -> Shape:
         """A shape that is open where a result's is, if its length there may be the batch's."""
@@ -135,7 +135,7 @@ class OpenBodies:
             return None
         may_be = [n is not None and self._numbers.may_be_length(n) for n in declared]
         if any(result is None or len(result) != len(declared) for result in results):
-            self.are_told &= not any(may_be)
+            self.are_classified &= not any(may_be)
             return declared
         is_open = [
             any(result is not None and result[axis] is None for result in results) for axis in range(len(may_be))
@@ -196,13 +196,15 @@ class OpenBodies:
         while not is_settled and passes < _MOST_PASSES:
             is_settled = not constants.change(seen, body) and not inner.change(seen, body, nodes, constants)
             seen, passes = seen if is_settled else infer_shapes(body), passes + 1
-        is_told = is_settled and constants.are_told and inner.are_told and not constants.has_left(seen)
+        is_classified = (
+            is_settled and constants.are_classified and inner.are_classified and not constants.has_left(seen)
+        )
         _write_back(function, before, body)
         for node in function.node_def:
             node.attr[_SHAPES].CopyFrom(seen.nodes[node.name].attr[_SHAPES])
         opened.library.CopyFrom(body.library)
         results = [tensor_name(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
-        return _OpenedFunction(function, tuple(seen.shape(tensor) for tensor in results), is_told)
+        return _OpenedFunction(function, tuple(seen.shape(tensor) for tensor in results), is_classified)
 
     def _find_batch(self, view: GraphView, arguments: Sequence[str], shapes: Sequence[Shape]) -> str:
         """The argument of a function whose first open axis is the batch; empty where there is none."""
@@ -214,10 +216,10 @@ class OpenBodies:
         return ""
 
 
-def _makes_batches(seen: GraphView, node: str) -> bool:
+def _makes_batches(inferred: GraphView, node: str) -> bool:
     """Whether a node precedes batches, like the maps of a dataset: each worker has its own."""
-    are_variants = all(tf.as_dtype(seen.dtype(tensor)) == tf.variant for tensor in seen.outputs(node))
-    return are_variants or seen.op(node) == "OneShotIterator"
+    are_variants = all(tf.as_dtype(inferred.dtype(tensor)) == tf.variant for tensor in inferred.outputs(node))
+    return are_variants or inferred.op(node) == "OneShotIterator"
 
 
 def _branches(node: NodeDef) -> Sequence[NameAttrList]:
@@ -226,9 +228,9 @@ def _branches(node: NodeDef) -> Sequence[NameAttrList]:
     return [node.attr[name].func for name in ("then_branch", "else_branch")]
 
 
-def _variables(seen: GraphView, tensors: Sequence[str]) -> list[NodeDef | None]:
+def _variables(inferred: GraphView, tensors: Sequence[str]) -> list[NodeDef | None]:
     """The variables behind some tensors, which are their handles."""
-    nodes = [seen.nodes[split_tensor(tensor)[0]] for tensor in tensors]
+    nodes = [inferred.nodes[split_tensor(tensor)[0]] for tensor in tensors]
     return [node if node.op == "VarHandleOp" else None for node in nodes]
 
 
@@ -236,7 +238,7 @@ def _graph_of(
     function: FunctionDef, around: GraphDef, handles: Sequence[NodeDef | None]
 ) -> tuple[GraphDef, dict[str, str]]:
     """A function's body as a graph with its own variables, whose handles then have shapes."""
-    with knowing(around.library):
+    with registering_library(around.library):
         graph_def, flat_names = function_def_to_graph_def(function)
     graph_def.library.CopyFrom(around.library)
     variables = dict(zip((arg.name for arg in function.signature.input_arg), handles, strict=True))
@@ -265,16 +267,16 @@ def _write_back(function: FunctionDef, before: GraphDef, body: GraphDef) -> None
             for key in ("output_shapes", "shape", "element_shape", "num_elements"):
                 if key in node.attr:
                     nodes[node.name].attr[key].CopyFrom(node.attr[key])
-            for slot, taken in enumerate(node.input):
-                if taken != inputs[node.name][slot]:
-                    nodes[node.name].input[slot] = _input_of_function(taken, made)
+            for slot, input_name in enumerate(node.input):
+                if input_name != inputs[node.name][slot]:
+                    nodes[node.name].input[slot] = _input_of_function(input_name, made)
 
 
-def _input_of_function(taken: str, made: Mapping[str, NodeDef]) -> str:
+def _input_of_function(input_name: str, made: Mapping[str, NodeDef]) -> str:
     """A function's name for one of its arguments, or for the result of an added node."""
-    name = split_tensor(tensor_name(taken))[0]
-    if taken.startswith("^") or made[name].op == "Placeholder":
-        return taken if taken.startswith("^") else name
+    name = split_tensor(tensor_name(input_name))[0]
+    if input_name.startswith("^") or made[name].op == "Placeholder":
+        return input_name if input_name.startswith("^") else name
     return f"{name}:{op_def_registry.get(made[name].op).output_arg[0].name}:0"
 
 
@@ -296,16 +298,16 @@ def _opened_as(declared: Shape, now: Shape) -> Shape:
     return tuple(None if is_open is None else n for n, is_open in zip(declared, now, strict=True))
 
 
-def _opened_axes(given: Shape, wanted: Shape) -> Iterator[int]:
-    if given is not None and wanted is not None:
-        yield from (axis for axis, n in enumerate(wanted) if n is None and given[axis] is not None)
+def _opened_axes(before: Shape, after: Shape) -> Iterator[int]:
+    if before is not None and after is not None:
+        yield from (axis for axis, n in enumerate(after) if n is None and before[axis] is not None)
 
 
-def _declare(node: NodeDef, declared: Sequence[Shape], wanted: Sequence[Shape]) -> bool:
+def _declare(node: NodeDef, declared: Sequence[Shape], opened: Sequence[Shape]) -> bool:
     """Declares the shapes of a node's results; returns whether they changed."""
-    if list(declared) == list(wanted):
+    if list(declared) == list(opened):
         return False
     shapes = node.attr["output_shapes"].list
     del shapes.shape[:]
-    shapes.shape.extend(tf.TensorShape(shape).as_proto() for shape in wanted)
+    shapes.shape.extend(tf.TensorShape(shape).as_proto() for shape in opened)
     return True

@@ -32,42 +32,44 @@ class OpenLengths(NamedTuple):
     sizes: Set[int] = frozenset()
 
 
-def find_open_lengths(view: GraphView, seen: GraphView, forward: Set[str]) -> OpenLengths:
+def find_open_lengths(view: GraphView, inferred: GraphView, forward: Set[str]) -> OpenLengths:
     """Compares a graph for a fixed batch with the same graph with an open batch.
 
     The first open axis of a tensor is the batch's. A length that TensorFlow cannot infer may open others.
 
     Args:
         view: the graph for the fixed batch.
-        seen: the same with an open batch, which has additional nodes.
+        inferred: the same with an open batch, which has additional nodes.
         forward: the nodes to compare.
     """
     of_batch, others, sizes, multiples = set[int](), set[int](), set[int](), dict[str, int]()
-    for node in seen.topological_order():
+    for node in inferred.topological_order():
         if node not in view.nodes:
-            opened = [(tensor, seen.shape(tensor)) for tensor in seen.outputs(node)]
+            opened = [(tensor, inferred.shape(tensor)) for tensor in inferred.outputs(node)]
             multiples.update((tensor, 0) for tensor, now in opened if now and now[0] is None)
             continue
-        taken = [multiples[tensor] for tensor in seen.inputs(node) if tensor in multiples]
-        is_mixed = any(_is_open(seen, tensor) and tensor not in multiples for tensor in seen.inputs(node))
-        for tensor in seen.outputs(node) if node in forward else ():
-            fixed, now = fixed_shape(view, tensor), seen.shape(tensor)
+        input_multiples = [multiples[tensor] for tensor in inferred.inputs(node) if tensor in multiples]
+        is_mixed = any(_is_open(inferred, tensor) and tensor not in multiples for tensor in inferred.inputs(node))
+        for tensor in inferred.outputs(node) if node in forward else ():
+            fixed, now = fixed_shape(view, tensor), inferred.shape(tensor)
             if fixed is None or now is None or len(fixed) != len(now) or None not in now:
                 continue
             length = fixed[now.index(None)]
             others.update(n for n in now if n is not None)
             sizes.update(_find_sizes(fixed, now.index(None)))
-            is_kept = length in taken or 0 in taken or (taken and view.op(node) in _REGROUPS)
-            if not is_mixed and (is_kept or not taken):
+            is_kept = (
+                length in input_multiples or 0 in input_multiples or (input_multiples and view.op(node) in _REGROUPS)
+            )
+            if not is_mixed and (is_kept or not input_multiples):
                 multiples[tensor] = length
                 of_batch.add(length)
     return OpenLengths(of_batch, others, sizes)
 
 
-def find_open_axis(view: GraphView, seen: GraphView, tensor: str) -> int | None:
+def find_open_axis(view: GraphView, inferred: GraphView, tensor: str) -> int | None:
     """The axis of a tensor that is open and has a known length in the graph for the fixed batch."""
-    before = view.shape(tensor) if split_tensor(tensor)[0] in view.nodes else seen.shape(tensor)
-    now = seen.shape(tensor)
+    before = view.shape(tensor) if split_tensor(tensor)[0] in view.nodes else inferred.shape(tensor)
+    now = inferred.shape(tensor)
     if now is None or before is None or len(now) != len(before):
         return None
     return next((axis for axis, n in enumerate(now) if n is None), None)
@@ -107,6 +109,6 @@ def _find_sizes(dims: Dims, axis: int) -> Iterator[int]:
             yield dims[axis] * prod(some)
 
 
-def _is_open(seen: GraphView, tensor: str) -> bool:
-    shape = seen.shape(tensor)
-    return split_tensor(tensor)[0] in seen.nodes and shape is not None and None in shape
+def _is_open(inferred: GraphView, tensor: str) -> bool:
+    shape = inferred.shape(tensor)
+    return split_tensor(tensor)[0] in inferred.nodes and shape is not None and None in shape

@@ -14,7 +14,11 @@ _SHAPES = "_output_shapes"
 
 
 def replace_gradients(
-    opened: GraphDef, derived: GraphDef, instead: Mapping[str, tf.Tensor], autodiff: Set[str], seen: Mapping[str, str]
+    opened: GraphDef,
+    derived: GraphDef,
+    instead: Mapping[str, tf.Tensor],
+    autodiff: Set[str],
+    inferred: Mapping[str, str],
 ) -> GraphDef:
     """A graph in which all consumers read new gradients instead of old ones, whose names the new ones take over.
 
@@ -26,7 +30,7 @@ def replace_gradients(
         derived: a part of it with the new gradients; its nodes are modified.
         instead: old tensor -> new tensor of the graph behind `derived`.
         autodiff: the nodes that autodiff created for the old ones.
-        seen: old tensor -> the name of its stand-in, if there is one: it is removed.
+        inferred: old tensor -> the name of its stand-in, if there is one: it is removed.
     """
     changed = type(opened)(versions=opened.versions, library=derived.library)
     functions = {function.signature.name for function in derived.library.function}
@@ -38,35 +42,35 @@ def replace_gradients(
             nodes[name].attr["_class"].CopyFrom(by_name[name].attr["_class"])
     nodes |= {name: node for name, node in by_name.items() if name not in nodes}
     for old in instead:
-        nodes.pop(seen[old], None)
-    _lead_to(nodes, instead, autodiff, seen)
-    given = {split_tensor(old)[0]: new for old, new in instead.items() if split_tensor(old)[0] in autodiff}
-    for name, new in given.items():
+        nodes.pop(inferred[old], None)
+    _redirect_inputs(nodes, instead, autodiff, inferred)
+    new_by_node = {split_tensor(old)[0]: new for old, new in instead.items() if split_tensor(old)[0] in autodiff}
+    for name, new in new_by_node.items():
         if name in nodes and _SHAPES in nodes[name].attr and len(nodes[name].attr[_SHAPES].list.shape) == 1:
             _become(nodes[name], new)
-    changed.node.extend(_find_kept(nodes, autodiff, given.keys()))
+    changed.node.extend(_find_kept(nodes, autodiff, new_by_node.keys()))
     return changed
 
 
-def _lead_to(
-    nodes: Mapping[str, NodeDef], instead: Mapping[str, tf.Tensor], autodiff: Set[str], seen: Mapping[str, str]
+def _redirect_inputs(
+    nodes: Mapping[str, NodeDef], instead: Mapping[str, tf.Tensor], autodiff: Set[str], inferred: Mapping[str, str]
 ) -> None:
     """Redirects the data and control inputs of all nodes but autodiff's to the new gradients."""
     names = {old: str(new.name) for old, new in instead.items()}
-    taken = {form: new for old, new in names.items() for name in (old, seen[old]) for form in _forms(name)}
+    new_by_input = {form: new for old, new in names.items() for name in (old, inferred[old]) for form in _forms(name)}
     waited = {split_tensor(old)[0]: split_tensor(new)[0] for old, new in names.items()}
     for name, node in nodes.items():
         if name in autodiff:
             continue
         before = node.input[:]
-        now = [taken.get(one, one) for one in before]
+        now = [new_by_input.get(one, one) for one in before]
         if before and before[-1][0] == "^":
             now = [one for one in now if one[0] != "^"]
             for one in (one[1:] for one in before if one[0] == "^"):
                 # A node that waits for a call waits for a node that reads its results.
                 results = nodes[one].input if one in autodiff and one not in waited else ()
-                found = [waited[result] for tensor in results if (result := _node_of(tensor)) in waited]
-                now += [f"^{other}" for other in found or [waited.get(one, one)]]
+                replaced = [waited[result] for tensor in results if (result := _node_of(tensor)) in waited]
+                now += [f"^{other}" for other in replaced or [waited.get(one, one)]]
         if now != before:
             node.input[:] = now
 
@@ -91,27 +95,27 @@ def _find_kept(nodes: Mapping[str, NodeDef], autodiff: Set[str], delivered: Set[
         for other in others:
             takers[other].append(name)
     of_batch = _reach(takers, [name for name, node in nodes.items() if is_opened(node)])
-    wanted = _reach(needed, (nodes.keys() - (autodiff & of_batch)) | (delivered & nodes.keys()))
-    kept = [node for name, node in nodes.items() if name in wanted]
-    for node in kept:
+    needed_nodes = _reach(needed, (nodes.keys() - (autodiff & of_batch)) | (delivered & nodes.keys()))
+    kept_nodes = [node for name, node in nodes.items() if name in needed_nodes]
+    for node in kept_nodes:
         places = node.attr["_class"].list.s if "_class" in node.attr else ()
-        if any(place.decode().removeprefix("loc:@") not in wanted for place in places):
+        if any(place.decode().removeprefix("loc:@") not in needed_nodes for place in places):
             del node.attr["_class"]
-    return kept
+    return kept_nodes
 
 
-def _reach(ways: Mapping[str, Sequence[str]], begin: Iterable[str]) -> set[str]:
+def _reach(edges: Mapping[str, Sequence[str]], begin: Iterable[str]) -> set[str]:
     """Some nodes, and all nodes reachable from them."""
-    found = set(begin)
-    waiting = list(found)
+    reached = set(begin)
+    waiting = list(reached)
     while waiting:
-        for other in ways.get(waiting.pop(), ()):
-            if other not in found:
-                found.add(other)
+        for other in edges.get(waiting.pop(), ()):
+            if other not in reached:
+                reached.add(other)
                 waiting.append(other)
-    return found
+    return reached
 
 
-def _node_of(taken: str) -> str:
+def _node_of(input_name: str) -> str:
     """The node that an input refers to."""
-    return taken[1:] if taken[0] == "^" else taken.partition(":")[0]
+    return input_name[1:] if input_name[0] == "^" else input_name.partition(":")[0]

@@ -59,38 +59,41 @@ def node_digests(graph_def: GraphDef) -> dict[str, str]:
     return {node.name: _digest(node if _is_bare(node, bodies) else _skeleton(node, bodies)) for node in graph_def.node}
 
 
-def first_difference(launcher: GraphDef, own: GraphDef) -> GraphDifference | None:
+def first_difference(launcher: GraphDef, local: GraphDef) -> GraphDifference | None:
     """The structural difference of a graph from the launcher's; None if there is none.
 
     Args:
         launcher: GraphDef, with shapes.
-        own: another one.
+        local: another one.
     """
-    wanted, found = node_digests(launcher), node_digests(own)
-    if wanted == found:
+    launcher_digests, local_digests = node_digests(launcher), node_digests(local)
+    if launcher_digests == local_digests:
         return None
-    nodes = {node.name: node for node in own.node}
-    of_launcher, of_own = [node.name for node in launcher.node], [node.name for node in own.node]
-    at = next((i for i, name in enumerate(of_launcher) if found.get(name) != wanted[name]), len(of_launcher))
-    more = next((i for i, name in enumerate(of_own) if name not in wanted), len(of_own))
-    if more < at or at == len(of_launcher):
-        name = of_own[more]
+    nodes = {node.name: node for node in local.node}
+    launcher_names, local_names = [node.name for node in launcher.node], [node.name for node in local.node]
+    at = next(
+        (i for i, name in enumerate(launcher_names) if local_digests.get(name) != launcher_digests[name]),
+        len(launcher_names),
+    )
+    more = next((i for i, name in enumerate(local_names) if name not in launcher_digests), len(local_names))
+    if more < at or at == len(launcher_names):
+        name = local_names[more]
         return GraphDifference(name, f"built op {name!r} ({nodes[name].op}), which the launcher's graph does not have")
     node = launcher.node[at]
     if node.name in nodes:
-        how = _how(node, nodes[node.name], _Bodies(launcher), _Bodies(own))
+        how = _describe_difference(node, nodes[node.name], _Bodies(launcher), _Bodies(local))
         return GraphDifference(node.name, f"built op {node.name!r} differently from the launcher: {how}")
     missing = f"has no op {node.name!r} ({node.op}), which the launcher's graph has"
-    if more < len(of_own):
-        name = of_own[more]
+    if more < len(local_names):
+        name = local_names[more]
         return GraphDifference(name, f"{missing}, and built {name!r} ({nodes[name].op}) instead")
-    before = next((name for name in reversed(of_launcher[:at]) if name in nodes), "")
+    before = next((name for name in reversed(launcher_names[:at]) if name in nodes), "")
     return GraphDifference(before, f"{missing} after {before!r}" if before else missing)
 
 
-def function_names(launcher: GraphDef, own: GraphDef) -> dict[str, str]:
+def function_names(launcher: GraphDef, local: GraphDef) -> dict[str, str]:
     """Name of a function in a graph -> its name in the launcher's graph, which has the same structure."""
-    return {other: one for one, other in _Pairs(launcher, own).functions}
+    return {other: one for one, other in _Pairs(launcher, local).functions}
 
 
 def are_alike(first: GraphDef, second: GraphDef) -> bool:
@@ -167,8 +170,8 @@ class _Bodies:
 
 def _arguments(function: FunctionDef) -> list[str]:
     """Types of arguments, whose names may contain counters of the process, and results."""
-    taken = [str(arg.type) for arg in function.signature.input_arg]
-    return [*taken, *(f"{arg.name} {arg.type}" for arg in function.signature.output_arg)]
+    types = [str(arg.type) for arg in function.signature.input_arg]
+    return [*types, *(f"{arg.name} {arg.type}" for arg in function.signature.output_arg)]
 
 
 def _results(function: FunctionDef, place: Mapping[str, str]) -> list[str]:
@@ -238,27 +241,27 @@ def _digest(node: NodeDef) -> str:
     return hashlib.sha256(node.SerializeToString(deterministic=True)).hexdigest()[:16]
 
 
-def _how(launcher: NodeDef, own: NodeDef, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
+def _describe_difference(launcher: NodeDef, local: NodeDef, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
     """The difference of two nodes of one name."""
-    wanted, found = _skeleton(launcher, their_bodies), _skeleton(own, own_bodies)
-    if wanted.op != found.op:
-        return f"its type is {own.op}, and the launcher's {launcher.op}"
-    if wanted.input != found.input:
-        return f"its inputs are {_cut(', '.join(found.input))}, and the launcher's {_cut(', '.join(wanted.input))}"
-    if wanted.device != found.device:
-        return f"its device is {own.device!r}, and the launcher's {launcher.device!r}"
+    expected, received = _skeleton(launcher, their_bodies), _skeleton(local, own_bodies)
+    if expected.op != received.op:
+        return f"its type is {local.op}, and the launcher's {launcher.op}"
+    if expected.input != received.input:
+        return f"its inputs are {_cut(', '.join(received.input))}, and the launcher's {_cut(', '.join(expected.input))}"
+    if expected.device != received.device:
+        return f"its device is {local.device!r}, and the launcher's {launcher.device!r}"
     # The cause of a difference precedes the shapes that follow from it.
-    names = sorted(wanted.attr.keys() | found.attr.keys(), key=lambda name: (name == SHAPES, name))
-    name = next((n for n in names if _attribute(wanted, n) != _attribute(found, n)), "")
-    inside = _inside(launcher.attr[name], own.attr[name], their_bodies, own_bodies) if name else ""
+    names = sorted(expected.attr.keys() | received.attr.keys(), key=lambda name: (name == SHAPES, name))
+    name = next((n for n in names if _attribute(expected, n) != _attribute(received, n)), "")
+    inside = _inside(launcher.attr[name], local.attr[name], their_bodies, own_bodies) if name else ""
     what = {SHAPES: "the static shape of its output", "value": "its type and shape"}.get(name, f"its attribute {name}")
-    values = [_shown(_attribute(node, name)) for node in (found, wanted)]
+    values = [_format_value(_attribute(node, name)) for node in (received, expected)]
     return inside or f"{what} is {values[0]}, and the launcher's {values[1]}"
 
 
-def _inside(launcher: AttrValue, own: AttrValue, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
+def _inside(launcher: AttrValue, local: AttrValue, their_bodies: _Bodies, own_bodies: _Bodies) -> str:
     """The first difference in the bodies of the functions of two attributes; empty when there are none."""
-    for theirs, mine in zip(_find_called(launcher), _find_called(own), strict=False):
+    for theirs, mine in zip(_find_called(launcher), _find_called(local), strict=False):
         first, second = their_bodies.functions.get(theirs.name), own_bodies.functions.get(mine.name)
         if first is None or second is None or their_bodies.digest(theirs.name) == own_bodies.digest(mine.name):
             continue
@@ -267,7 +270,7 @@ def _inside(launcher: AttrValue, own: AttrValue, their_bodies: _Bodies, own_bodi
             if node.name not in nodes:
                 return f"in its function {mine.name} there is no op {node.name!r} ({node.op})"
             if _skeleton(node, their_bodies) != _skeleton(nodes[node.name], own_bodies):
-                how = _how(node, nodes[node.name], their_bodies, own_bodies)
+                how = _describe_difference(node, nodes[node.name], their_bodies, own_bodies)
                 return f"of op {node.name!r} in its function {mine.name}, {how}"
         known = {node.name for node in first.node_def}
         more = next((name for name in nodes if name not in known), "")
@@ -280,7 +283,7 @@ def _attribute(node: NodeDef, name: str) -> AttrValue | None:
     return attributes[name] if name in attributes else None
 
 
-def _shown(value: AttrValue | None) -> str:
+def _format_value(value: AttrValue | None) -> str:
     """An attribute's value on one line."""
     if value is None:
         return "not there"

@@ -77,19 +77,19 @@ def unpack_graph(data: bytes) -> LauncherGraph:
     return LauncherGraph(graph_def, digests)
 
 
-def hold_like(graph: Graph, data: bytes) -> None:
-    """Calls `hold` with a graph that `pack_graph` has packed in full; does nothing where the structure differs."""
+def pin_packed(graph: Graph, data: bytes) -> None:
+    """Calls `pin_graph` with a graph that `pack_graph` has packed in full; does nothing where the structure differs."""
     launcher = unpack_graph(data)
     if first_difference(launcher.graph_def, graph.as_graph_def(add_shapes=True)) is None:
-        hold(graph, launcher)
+        pin_graph(graph, launcher)
 
 
-def hold(graph: Graph, launcher: LauncherGraph) -> None:
+def pin_graph(graph: Graph, launcher: LauncherGraph) -> None:
     """Makes `export_graph` return the launcher's graph for this one, which must have the same structure."""
     setattr(graph, _ATTRIBUTE, launcher)
 
 
-def functions_meant(graph: Graph) -> dict[str, str]:
+def map_functions(graph: Graph) -> dict[str, str]:
     """Name of a function of a graph -> its name in the result of `export_graph`, where the launcher's graph has it."""
     launcher: LauncherGraph | None = getattr(graph, _ATTRIBUTE, None)
     if launcher is None:
@@ -104,20 +104,20 @@ def export_graph(graph: Graph, add_shapes: bool = True) -> GraphDef:
         graph: a tf.Graph.
         add_shapes: whether nodes have their static shapes.
     """
-    own = graph.as_graph_def(add_shapes=add_shapes)
+    local = graph.as_graph_def(add_shapes=add_shapes)
     launcher: LauncherGraph | None = getattr(graph, _ATTRIBUTE, None)
     if launcher is None:
-        return own
-    found = type(own)()
-    found.CopyFrom(launcher.graph_def)
-    by_name = {node.name: node for node in own.node}
-    for node in found.node:
+        return local
+    exported = type(local)()
+    exported.CopyFrom(launcher.graph_def)
+    by_name = {node.name: node for node in local.node}
+    for node in exported.node:
         mine = by_name.pop(node.name)
         if not add_shapes:
             node.attr.pop(SHAPES, None)
         if node.name in launcher.digests:
             node.attr["value"].tensor.CopyFrom(launcher.others.get(node.name, mine.attr["value"].tensor))
-    found.node.extend(by_name.values())  # in the order of creation
-    known = {function.signature.name for function in found.library.function}
-    found.library.function.extend(f for f in own.library.function if f.signature.name not in known)
-    return found
+    exported.node.extend(by_name.values())  # in the order of creation
+    known = {function.signature.name for function in exported.library.function}
+    exported.library.function.extend(f for f in local.library.function if f.signature.name not in known)
+    return exported

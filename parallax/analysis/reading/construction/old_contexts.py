@@ -38,7 +38,7 @@ class Contexts:
         return not any(self.collected.values())
 
 
-def contexts_of(graph: Graph) -> Contexts:
+def read_contexts(graph: Graph) -> Contexts:
     """The contexts of a user's graph."""
     collected = {key: [one.to_proto() for one in graph.get_collection(key)] for key in _KEYS}
     return Contexts({op.name for op in graph.get_operations()}, collected)
@@ -71,17 +71,19 @@ def _add_nodes(context: Any, added: Sequence[NodeDef]) -> None:
     values = context.values_def
     within = {split_tensor(name)[0] for name in {*values.values} - values.external_values.keys()}
     for _ in added:
-        found = [n for n in added if n.name not in within and any(_node_of(taken) in within for taken in n.input)]
-        if not found:
+        readers = [
+            n for n in added if n.name not in within and any(_node_of(input_name) in within for input_name in n.input)
+        ]
+        if not readers:
             break
-        within.update(node.name for node in found)
-        values.values.extend(f"{node.name}:0" for node in found)
+        within.update(node.name for node in readers)
+        values.values.extend(f"{node.name}:0" for node in readers)
     for nested in context.nested_contexts:
         _add_nodes(getattr(nested, nested.WhichOneof("ctxt")), added)
 
 
-def _node_of(taken: str) -> str:
-    return split_tensor(tensor_name(taken.removeprefix("^")))[0]
+def _node_of(input_name: str) -> str:
+    return split_tensor(tensor_name(input_name.removeprefix("^")))[0]
 
 
 @contextmanager
@@ -98,7 +100,7 @@ def in_style_of(graph: Graph) -> Iterator[None]:
             v1.enable_control_flow_v2()
 
 
-def is_whole(graph: Graph, nodes: Set[str]) -> bool:
+def is_complete(graph: Graph, nodes: Set[str]) -> bool:
     """Whether the contexts of all given nodes within loops and conditionals are known.
 
     Nodes without results, such as assertions, are not differentiated.

@@ -212,9 +212,11 @@ def _is_plain(arguments: Mapping[str, Argument], of: str) -> bool:
     """Whether arguments of autodiff are only tensors and targets."""
     import tensorflow as tf
 
-    given = [one for name in ("grad_ys", "stop_gradients", "output_gradients") for one in _as_list(arguments.get(name))]
-    wanted = getattr(arguments.get("unconnected_gradients"), "value", None)
-    is_alone = all(one is None for one in given) and wanted in (None, "none")
+    special_arguments = [
+        one for name in ("grad_ys", "stop_gradients", "output_gradients") for one in _as_list(arguments.get(name))
+    ]
+    unconnected = getattr(arguments.get("unconnected_gradients"), "value", None)
+    is_alone = all(one is None for one in special_arguments) and unconnected in (None, "none")
     return is_alone and all(map(tf.is_symbolic_tensor, _as_list(arguments[of])))
 
 
@@ -284,7 +286,7 @@ def _gradients(targets: Nest, result: Nest) -> tuple[TargetGradient, ...]:
     """The delivered gradients, in the order of the targets; IndexedSlices are not split."""
     import tensorflow as tf
 
-    found = []
+    target_gradients = []
     for target, gradient in zip(tf.nest.flatten(targets), tf.nest.flatten(result), strict=False):
         tensor = _tensor_of(target)
         if gradient is None or not hasattr(tensor, "op"):
@@ -292,10 +294,12 @@ def _gradients(targets: Nest, result: Nest) -> tuple[TargetGradient, ...]:
         if isinstance(gradient, tf.IndexedSlices):
             is_nested = isinstance(gradient.values, tf.IndexedSlices)
             rows, shape = (_place(gradient.values), _place(gradient.indices)), gradient.dense_shape
-            found.append(TargetGradient(_place(tensor), *rows, is_nested, None if shape is None else _place(shape)))
+            target_gradients.append(
+                TargetGradient(_place(tensor), *rows, is_nested, None if shape is None else _place(shape))
+            )
         elif hasattr(gradient, "op"):
-            found.append(TargetGradient(_place(tensor), _place(gradient), None))
-    return tuple(found)
+            target_gradients.append(TargetGradient(_place(tensor), _place(gradient), None))
+    return tuple(target_gradients)
 
 
 def _cotangents(gradients: Sequence[Tensor], found: Sequence[Gradient]) -> tuple[Cotangent, ...]:
@@ -338,21 +342,23 @@ def _delivered_before(graph: Graph, of: Nest, targets: Nest) -> list[Tensor]:
     if not names:
         return []
     behind = _ops_behind(_ops_of(of))
-    found = [t for t in (p.graph.get_tensor_by_name(p.name) for p in names) if t.op in behind and t.dtype.is_floating]
-    reached = _ops_reached(_ops_of(targets), functions) if found else set()
-    wanted = {id(t) for t in map(_tensor_of, _as_list(targets))}
-    return [t for t in found if t.op in reached and id(t) not in wanted]
+    delivered = [
+        t for t in (p.graph.get_tensor_by_name(p.name) for p in names) if t.op in behind and t.dtype.is_floating
+    ]
+    reached = _ops_reached(_ops_of(targets), functions) if delivered else set()
+    target_ids = {id(t) for t in map(_tensor_of, _as_list(targets))}
+    return [t for t in delivered if t.op in reached and id(t) not in target_ids]
 
 
 def _graphs_around(graph: Graph) -> tuple[list[FuncGraph], Graph]:
     """(a function's graph and the enclosing function graphs, the outermost graph, which is no function's)."""
     from tensorflow.python.ops import gradients_util
 
-    found = []
+    enclosing = []
     while gradients_util._IsFunction(graph):
-        found.append(graph)
+        enclosing.append(graph)
         graph = graph.outer_graph
-    return found, graph
+    return enclosing, graph
 
 
 def _parts_of(tensors: Tensor) -> list[Tensor]:
@@ -376,19 +382,19 @@ def _ops_behind(ops: list[Operation]) -> set[Operation]:
     """The ancestors of ops, also around a function that captures their results."""
     from tensorflow.python.ops import gradients_util
 
-    found, waiting = set(ops), list(ops)
+    ancestors, waiting = set(ops), list(ops)
     while waiting:
         for tensor in gradients_util._NonEagerInputs(waiting.pop(), ()):
-            if tensor.op not in found:
-                found.add(tensor.op)
+            if tensor.op not in ancestors:
+                ancestors.add(tensor.op)
                 waiting.append(tensor.op)
-    return found
+    return ancestors
 
 
 def _ops_reached(ops: list[Operation], functions: list[FuncGraph]) -> set[Operation]:
     """The ops through which autodiff can reach these ops, determined as in TensorFlow."""
     from tensorflow.python.ops import gradients_util
 
-    found: set[Operation] = set()
-    gradients_util._MarkReachedOps(ops, found, functions)
-    return found
+    reached_ops: set[Operation] = set()
+    gradients_util._MarkReachedOps(ops, reached_ops, functions)
+    return reached_ops

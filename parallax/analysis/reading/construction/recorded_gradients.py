@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from parallax.analysis.reading.construction import record
-from parallax.analysis.reading.construction.launcher_graph import functions_meant
+from parallax.analysis.reading.construction.launcher_graph import map_functions
 from parallax.analysis.reading.lowering.inline import InlinedCall
 from parallax.base.errors import GraphError
 from parallax.base.types import FuncGraph, FunctionDef, Graph, NodeDef, Operation
@@ -85,8 +85,8 @@ class _Place:
         op, number = split_tensor(name)
         if op in self.arguments:
             return self.arguments[op]
-        found = f"{self.names[op]}:{number}" if op in self.names else ""
-        return self.results.get(found, found)
+        inlined = f"{self.names[op]}:{number}" if op in self.names else ""
+        return self.results.get(inlined, inlined)
 
 
 def records_in(
@@ -104,7 +104,7 @@ def records_in(
     results = {f"{call.name}:{i}": f"{node}:0" for call in calls for i, node in enumerate(call.results)}
     places = [_Place(graph, "", {name: name for name in nodes}, {}, results)]
     places += [_place(call, functions[call.function], results) for call in calls if call.function in functions]
-    found = []
+    records = []
     within = _nodes_of_calls(calls)
     for place in places:
         ops = list(place.names.values()) if place.call else list(nodes)
@@ -112,18 +112,18 @@ def records_in(
         for one in record.records_of(place.graph):
             inner = _with_calls([name for name in made[one.first_op : one.end_op] if name], within)
             forward = dict(_find_forward(one, places, place, made))
-            found.append(replace(_record(one, places, place, inner), forward=forward))
-    return tuple(r for r in found if r.gradients or r.cotangents), tuple(_find_hidden(functions, places, view))
+            records.append(replace(_record(one, places, place, inner), forward=forward))
+    return tuple(r for r in records if r.gradients or r.cotangents), tuple(_find_hidden(functions, places, view))
 
 
 def _function_graphs(graph: Graph) -> dict[str, FuncGraph]:
     """The graphs of a graph's functions, by their names; functions read from files have none."""
-    found, renamed = {}, functions_meant(graph)
+    graph_by_name, renamed = {}, map_functions(graph)
     for name, function in graph._functions.items():
         traced = getattr(function, "_cached_graph", None)
         if traced is not None:
-            found[renamed.get(name, name)] = traced
-    return found
+            graph_by_name[renamed.get(name, name)] = traced
+    return graph_by_name
 
 
 def _place(call: InlinedCall, graph: Graph, results: dict[str, str]) -> _Place:
@@ -141,13 +141,13 @@ def _nodes_of_calls(calls: Sequence[InlinedCall]) -> dict[str, tuple[str, ...]]:
 
 def _with_calls(nodes: list[str], within: dict[str, tuple[str, ...]]) -> frozenset[str]:
     """The nodes, and those of the inlined calls among them."""
-    found = set(nodes)
+    nodes_and_calls = set(nodes)
     waiting = list(nodes)
     while waiting:
         inner = within.get(waiting.pop(), ())
-        found.update(inner)
+        nodes_and_calls.update(inner)
         waiting += inner
-    return frozenset(found)
+    return frozenset(nodes_and_calls)
 
 
 def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place, ops: frozenset[str]) -> Record:
@@ -197,9 +197,9 @@ def _has(other: _Place, op: Operation, place: _Place) -> bool:
 
 def _resolve(places: Sequence[_Place], place: _Place, tensor: record.Place) -> list[str]:
     """A tensor resolved from a place; for another function's graph, in every call of that function."""
-    own = [place] if tensor.graph is place.graph else [p for p in places if p.graph is tensor.graph]
-    around = [p for p in own if not p.call or place.call.startswith(f"{p.call}/")]
-    return [name for p in (around[-1:] or own) if (name := p.tensor(tensor.name))]
+    places_of_graph = [place] if tensor.graph is place.graph else [p for p in places if p.graph is tensor.graph]
+    around = [p for p in places_of_graph if not p.call or place.call.startswith(f"{p.call}/")]
+    return [name for p in (around[-1:] or places_of_graph) if (name := p.tensor(tensor.name))]
 
 
 def _find_hidden(
@@ -232,15 +232,15 @@ def _tensors(node: NodeDef) -> int:
 
 def _run_by(node: NodeDef, library: dict[str, FunctionDef]) -> set[str]:
     """The functions that a node runs, directly or indirectly."""
-    found: set[str] = set()
+    functions_run: set[str] = set()
     waiting = [node]
     while waiting:
         for attribute in waiting.pop().attr.values():
             for function in (attribute.func, *attribute.list.func):
-                if function.name in library and function.name not in found:
-                    found.add(function.name)
+                if function.name in library and function.name not in functions_run:
+                    functions_run.add(function.name)
                     waiting += library[function.name].node_def
-    return found
+    return functions_run
 
 
 def _outermost(target: record.Place, places: Sequence[_Place]) -> str:

@@ -13,7 +13,7 @@ from parallax.graph.view import GraphView, Shape
 _SHAPES = "_output_shapes"
 
 
-def tell_shapes(node: NodeDef, *shapes: Shape) -> None:
+def record_shapes(node: NodeDef, *shapes: Shape) -> None:
     """Records the shapes of a node's outputs."""
     node.attr[_SHAPES].Clear()
     for shape in shapes:
@@ -38,7 +38,7 @@ class AddedNodes:
             count += 1
             self._scope = f"{scope}_{count}"
         self._made: dict[str, tuple[Shape, int]] = {}
-        self._led: dict[tuple[str, Gates], str] = {}
+        self._passed: dict[tuple[str, Gates], str] = {}
 
     def unique(self, indices: str) -> tuple[str, str]:
         """(the distinct numbers `[u]`, the position of each of `indices` among them `[n]`)."""
@@ -49,14 +49,14 @@ class AddedNodes:
 
     def product(self, powers: Powers) -> str:
         """A product of tensors of one shape."""
-        found = ""
+        product = ""
         for tensor, power in powers:
             for _ in range(power // 2):
                 square = self.compute("Square", tensor)
-                found = self.compute("Mul", found, square) if found else square
+                product = self.compute("Mul", product, square) if product else square
             if power % 2:
-                found = self.compute("Mul", found, tensor) if found else tensor
-        return found
+                product = self.compute("Mul", product, tensor) if product else tensor
+        return product
 
     def compute(self, op: str, *inputs: str) -> str:
         """An elementwise op on tensors, of which the first has the shape of the result."""
@@ -66,9 +66,9 @@ class AddedNodes:
 
     def reshape(self, tensor: str, shape: tuple[int, ...]) -> str:
         """A tensor in another shape; -1 for the remaining length."""
-        given = self._constant(np.asarray(shape, np.int32))
+        shape_constant = self._constant(np.asarray(shape, np.int32))
         known = tuple(None if length < 0 else length for length in shape)
-        node = self._node("Reshape", [tensor, given], [known], [self._type(tensor)])
+        node = self._node("Reshape", [tensor, shape_constant], [known], [self._type(tensor)])
         node.attr["T"].type, node.attr["Tshape"].type = self._type(tensor), tf.int32.as_datatype_enum
         return f"{node.name}:0"
 
@@ -118,17 +118,17 @@ class AddedNodes:
         node.attr["Tindices"].type = self._type(rows)
         return f"{node.name}:0"
 
-    def lead_in(self, tensor: str, gates: Gates) -> str:
+    def pass_through_gates(self, tensor: str, gates: Gates) -> str:
         """Passes a tensor into branches of conditionals."""
         if not gates:
             return tensor
-        if (tensor, gates) not in self._led:
-            outside, (predicate, branch) = self.lead_in(tensor, gates[:-1]), gates[-1]
+        if (tensor, gates) not in self._passed:
+            outside, (predicate, branch) = self.pass_through_gates(tensor, gates[:-1]), gates[-1]
             shape, dtype = self._shape(outside), self._type(outside)
             node = self._node("Switch", [outside, predicate], [shape, shape], [dtype, dtype])
             node.attr["T"].type = dtype
-            self._led[tensor, gates] = f"{node.name}:{branch}"
-        return self._led[tensor, gates]
+            self._passed[tensor, gates] = f"{node.name}:{branch}"
+        return self._passed[tensor, gates]
 
     def _constant(self, value: Array) -> str:
         dtype = int(tf.as_dtype(value.dtype).as_datatype_enum)
@@ -143,7 +143,7 @@ class AddedNodes:
         node = self._out.node.add(name=name, op=op, input=map(input_name, inputs))
         for number, (shape, dtype) in enumerate(zip(shapes, types, strict=True)):
             self._made[f"{name}:{number}"] = shape, dtype
-        tell_shapes(node, *shapes)
+        record_shapes(node, *shapes)
         return node
 
     def _shape(self, tensor: str) -> Shape:

@@ -24,7 +24,7 @@ from parallax.analysis.reading.lazy.expressions import (
     in_order,
     leaves_of,
 )
-from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, NotLazyError, UpdatedTogether, source_of, takes_rows
+from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, NotLazyError, UpdateGroup, source_of, takes_rows
 from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
 from parallax.analysis.reading.lazy.order import Order
 from parallax.base.types import Array
@@ -50,7 +50,7 @@ class Execution:
         NotLazyError: the update is not elementwise, or some order is undefined.
     """
 
-    def __init__(self, view: GraphView, handles: Handles, order: Order, group: UpdatedTogether) -> None:
+    def __init__(self, view: GraphView, handles: Handles, order: Order, group: UpdateGroup) -> None:
         self._view, self._handles, self._order, self._group = view, handles, order, group
         uses = handles.uses[group.table]
         self._shape: Shape = uses.shape
@@ -96,7 +96,7 @@ class Execution:
         if _is_single(shape):
             return self._scalar(tensor)
         if shape != self._shape:
-            raise NotLazyError(f"{self._said(node)} has the shape {shape}")
+            raise NotLazyError(f"{self._describe_node(node)} has the shape {shape}")
         op = view.op(node)
         if op == READ:
             return self._read(node)
@@ -105,7 +105,7 @@ class Execution:
         if op in ("Const", "Fill", "ZerosLike", "OnesLike", "BroadcastTo"):
             return self._fill(op, node, tensor)
         if number or not self._is_of_type(tensor):
-            raise NotLazyError(f"{self._said(node)} returns elements of another type")
+            raise NotLazyError(f"{self._describe_node(node)} returns elements of another type")
         inputs = [self._whole(one) for one in self._elements(node)]
         if any(node_of(one) in self.inner for one in view.inputs(node)):
             self.inner.add(node)
@@ -118,7 +118,7 @@ class Execution:
             return inputs[:1]
         if op in ELEMENTWISE or op == "ClipByValue" or (op == "AddN" and len(inputs) <= LARGEST_SUM):
             return inputs
-        raise NotLazyError(f"{self._said(node)} uses more than one element of the update at a time")
+        raise NotLazyError(f"{self._describe_node(node)} uses more than one element of the update at a time")
 
     def _compute(self, node: str, inputs: Sequence[Expression]) -> Expression:
         op = self._view.op(node)
@@ -126,7 +126,7 @@ class Execution:
             return inputs[0]
         if op == "Cast":
             if not self._is_of_type(self._view.inputs(node)[0]):
-                raise NotLazyError(f"{self._said(node)} casts from another type")
+                raise NotLazyError(f"{self._describe_node(node)} casts from another type")
             return inputs[0]
         if op == "ClipByValue":
             return self.made.make("max", self.made.make("min", inputs[0], inputs[2]), inputs[1])
@@ -141,25 +141,27 @@ class Execution:
         """A read of a state, in full or of the gradient's rows."""
         state, order = self._handles.variable(node), self._order
         if state not in self._group.writes:
-            raise NotLazyError(f"{self._said(node)} reads all of {state!r}, which is not updated with it")
+            raise NotLazyError(f"{self._describe_node(node)} reads all of {state!r}, which is not updated with it")
         if node in self._handles.uses[state].passed:
-            raise NotLazyError(f"{self._said(node)} is in a branch of a conditional or in a loop")
+            raise NotLazyError(f"{self._describe_node(node)} is in a branch of a conditional or in a loop")
         count = 0
         for write in self._group.writes[state]:
             if order.is_before(write, node):
                 count += 1
             elif not order.is_before(node, write):
-                raise NotLazyError(f"the order of {self._said(node)} and {self._said(write)} is not fixed")
+                raise NotLazyError(
+                    f"the order of {self._describe_node(node)} and {self._describe_node(write)} is not fixed"
+                )
         self.inner.add(node)
         return self._value(state, count)
 
     def _sum_of_rows(self, node: str, values: str, indices: str) -> Expression:
         """Rows among zeros: a gradient, or a function of sums of equal rows."""
         if self._is_of_sums(values, indices):
-            found = self._added_to_rows(node, indices, values)
+            rows_added = self._added_to_rows(node, indices, values)
             if node_of(source_of(self._view, values)) in self.inner:
                 self.inner.add(node)
-            return found
+            return rows_added
         self.dense.append(node)
         return self._gradient(values, indices)
 
@@ -177,7 +179,7 @@ class Execution:
 
     def _gradient(self, values: str, indices: str) -> Expression:
         if not self._is_of_type(values):
-            raise NotLazyError(f"{self._said(node_of(values))} returns gradients of another type")
+            raise NotLazyError(f"{self._describe_node(node_of(values))} returns gradients of another type")
         columns = columns_of(self._view, values)
         whole, number, self.gradients = (values, None, 1) if columns is None else columns
         self._gradients[source_of(self._view, whole), source_of(self._view, indices)] = None
@@ -186,19 +188,21 @@ class Execution:
     def _added_to_rows(self, write: str, indices: str, updates: str) -> Expression:
         """A value added to distinct rows; zero where the gradient is, if other rows are updated too."""
         if self._view.op(node_of(source_of(self._view, indices))) not in ("Unique", "UniqueV2"):
-            raise NotLazyError(f"{self._said(write)} may write a row more than once")
+            raise NotLazyError(f"{self._describe_node(write)} may write a row more than once")
         added = self._of_rows(updates, indices)
         if self._group.is_of_rows:
             return added
         nothing = self.made.without_gradient(added)
         if nothing.op != CONSTANT or nothing.value != 0:
-            raise NotLazyError(f"{self._said(write)} changes rows by something other than a multiple of a gradient")
+            raise NotLazyError(
+                f"{self._describe_node(write)} changes rows by something other than a multiple of a gradient"
+            )
         if not any(one.op in _NO_NUMBERS for one in in_order([added])):
             return added
         zero = self.made.constant(0)  # other rows are unchanged, even where the function is NaN
-        given = [self.made.make("ne", one, zero) for one in leaves_of([added]) if one.op == GRADIENT]
-        is_given = functools.reduce(lambda one, other: self.made.make("or", one, other), given)
-        return self.made.make("select", is_given, added, zero)
+        has_gradient = [self.made.make("ne", one, zero) for one in leaves_of([added]) if one.op == GRADIENT]
+        has_any_gradient = functools.reduce(lambda one, other: self.made.make("or", one, other), has_gradient)
+        return self.made.make("select", has_any_gradient, added, zero)
 
     def _of_rows(self, tensor: str, indices: str) -> Expression:
         """An element of a tensor with the rows of the gradient."""
@@ -211,10 +215,10 @@ class Execution:
             return self._scalar(tensor)
         if takes_rows(view, tensor, indices):
             whole = view.inputs(node)[0]
-            found = self._read(node) if view.op(node) == LOOKUP else self._whole(whole)
+            expression = self._read(node) if view.op(node) == LOOKUP else self._whole(whole)
             if node_of(whole) in self.inner:
                 self.inner.add(node)
-            return found
+            return expression
         inputs = [self._of_rows(one, indices) for one in self._elements(node)]
         if any(node_of(one) in self.inner for one in view.inputs(node)):
             self.inner.add(node)
@@ -226,7 +230,7 @@ class Execution:
         tensor = source_of(view, tensor)
         node = node_of(tensor)
         if not self._is_of_type(tensor):
-            raise NotLazyError(f"{self._said(node)} returns a scalar of another type")
+            raise NotLazyError(f"{self._describe_node(node)} returns a scalar of another type")
         known = _constant(view, tensor)
         if known is not None:
             return self.made.constant(known.reshape(-1)[0])
@@ -243,7 +247,7 @@ class Execution:
             value = np.asarray(_constant(view, tensor))
             if value.size and np.all(value == value.reshape(-1)[0]):
                 return self.made.constant(value.reshape(-1)[0])
-            raise NotLazyError(f"{self._said(node)} has a different value for each row")
+            raise NotLazyError(f"{self._describe_node(node)} has a different value for each row")
         if op in ("ZerosLike", "OnesLike"):
             self._whole(view.inputs(node)[0])
             if node_of(view.inputs(node)[0]) in self.inner:
@@ -254,7 +258,7 @@ class Execution:
     def _is_of_type(self, tensor: str) -> bool:
         return self._view.dtype(tensor) in (self._dtype, _BOOL)
 
-    def _said(self, node: str) -> str:
+    def _describe_node(self, node: str) -> str:
         return f"op {self._view.op(node)} {node!r}"
 
 
@@ -265,8 +269,8 @@ def _constant(view: GraphView, tensor: str) -> Array | None:
         return np.asarray(tf.make_ndarray(view.nodes[node].attr["value"].tensor))
     if view.op(node) != "Cast":
         return None
-    given = _constant(view, view.inputs(node)[0])
-    return None if given is None else given.astype(tf.dtypes.as_dtype(view.dtype(f"{node}:0")).as_numpy_dtype)
+    value = _constant(view, view.inputs(node)[0])
+    return None if value is None else value.astype(tf.dtypes.as_dtype(view.dtype(f"{node}:0")).as_numpy_dtype)
 
 
 def _is_single(shape: Shape) -> bool:
@@ -279,7 +283,7 @@ def _is_sum(view: GraphView, tensor: str) -> bool:
     return view.op(node) == SUM_OF_ROWS and view.op(node_of(source_of(view, view.inputs(node)[1]))) == "Unique"
 
 
-def _base_of_rows(view: GraphView, group: UpdatedTogether) -> str:
+def _base_of_rows(view: GraphView, group: UpdateGroup) -> str:
     """The tensor of rows of which all rows added by an update are elementwise functions; empty for none."""
     updates = [(view.inputs(write)[1], view.inputs(write)[2]) for write in group.all_writes if _by_rows(view, write)]
     met: dict[str, None] = {}

@@ -20,7 +20,7 @@ _WALKED = (*ELEMENTWISE, *PASSES, "AddN", "Cast", "Switch", "Merge", "ClipByValu
 
 
 @dataclass(frozen=True, slots=True)
-class UpdatedTogether:
+class UpdateGroup:
     """The variables that one update writes.
 
     Attributes:
@@ -62,14 +62,14 @@ class ConnectedVariables:
 def find_connected(view: GraphView, handles: Handles) -> list[ConnectedVariables]:
     """For every table with a gradient of rows written to it or to a slot: the connected variables."""
     tables = [name for name, uses in handles.uses.items() if uses.lookups and uses.writes and len(uses.shape) > 0]
-    found = {table: _connect(view, handles, table) for table in tables}
+    connected_by_table = {table: _connect(view, handles, table) for table in tables}
     slots = {
         slot
-        for table, one in found.items()
+        for table, one in connected_by_table.items()
         for slot in one.variables
-        if slot in found and table not in found[slot].variables
+        if slot in connected_by_table and table not in connected_by_table[slot].variables
     }
-    return [one for table, one in found.items() if one.by_rows and table not in slots]
+    return [one for table, one in connected_by_table.items() if one.by_rows and table not in slots]
 
 
 def _connect(view: GraphView, handles: Handles, table: str) -> ConnectedVariables:
@@ -121,8 +121,8 @@ def may_have_shape(view: GraphView, tensor: str, shape: tuple[int, ...]) -> bool
 
 def _has_rows(view: GraphView, tensor: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor consists of rows like those of a table, whatever their number."""
-    found = view.shape(tensor)
-    return found is not None and len(found) == len(shape) and found[1:] == shape[1:]
+    tensor_shape = view.shape(tensor)
+    return tensor_shape is not None and len(tensor_shape) == len(shape) and tensor_shape[1:] == shape[1:]
 
 
 def takes_rows(view: GraphView, tensor: str, indices: str) -> bool:
@@ -156,34 +156,34 @@ def _flows_from(view: GraphView, handles: Handles, read: str, shape: tuple[int, 
                     waiting.append(edge.node)
 
 
-def order_of(view: GraphView, handles: Handles, found: list[ConnectedVariables]) -> Order:
+def order_of(view: GraphView, handles: Handles, connected: list[ConnectedVariables]) -> Order:
     """The order of all ops on connected variables."""
     nodes = []
-    for variable in dict.fromkeys(name for one in found for name in one.variables):
+    for variable in dict.fromkeys(name for one in connected for name in one.variables):
         uses = handles.uses[variable]
         nodes += [*uses.writes, *uses.reads, *uses.lookups, *uses.others]
     return Order(view, nodes)
 
 
-def writes_together(handles: Handles, order: Order, found: ConnectedVariables) -> dict[str, list[str]]:
+def group_writes(handles: Handles, order: Order, connected: ConnectedVariables) -> dict[str, list[str]]:
     """The writes that run together with those of a gradient's rows, by variable."""
-    seeds = order.bits(found.by_rows)
+    seeds = order.bits(connected.by_rows)
     writes = {}
-    for name in found.variables:
-        own = [write for write in handles.uses[name].writes if order.run_together(order.bits([write]), seeds)]
-        if own:
-            writes[name] = own
+    for name in connected.variables:
+        group = [
+            write for write in handles.uses[name].writes if order.have_common_dependent(order.bits([write]), seeds)
+        ]
+        if group:
+            writes[name] = group
     return writes
 
 
 def are_of_rows(view: GraphView, writes: dict[str, list[str]]) -> bool:
     """Whether all writes are row-wise."""
-    return all(view.op(write) in WRITES_ROWS for own in writes.values() for write in own)
+    return all(view.op(write) in WRITES_ROWS for names in writes.values() for write in names)
 
 
-def group_of(
-    view: GraphView, handles: Handles, order: Order, table: str, writes: dict[str, list[str]]
-) -> UpdatedTogether:
+def group_of(view: GraphView, handles: Handles, order: Order, table: str, writes: dict[str, list[str]]) -> UpdateGroup:
     """An update of a table and its slots.
 
     Args:
@@ -198,51 +198,51 @@ def group_of(
     """
     every = [write for own in writes.values() for write in own]
     _check_variables(view, handles, order, table, writes)
-    _check_together(view, order, every)
+    _check_run_together(view, order, every)
     in_order = {name: _in_order(view, order, own) for name, own in writes.items()}
     ordered = {name: in_order[name] for name in (table, *in_order) if name in in_order}
-    return UpdatedTogether(table, ordered, are_of_rows(view, writes))
+    return UpdateGroup(table, ordered, are_of_rows(view, writes))
 
 
 def _check_variables(view: GraphView, handles: Handles, order: Order, table: str, writes: dict[str, list[str]]) -> None:
     every = order.bits([write for own in writes.values() for write in own])
-    for name, own in writes.items():
+    for name, names in writes.items():
         uses = handles.uses[name]
-        for write in own:
+        for write in names:
             if write in uses.passed:
-                raise NotLazyError(f"its update, {_said(view, write)}, is in a branch of a conditional or in a loop")
+                raise NotLazyError(f"its update, {_show(view, write)}, is in a branch of a conditional or in a loop")
         for other in uses.others:
             if state_op(view.op(other), len(view.inputs(other))) is None:  # it reads, or its function may
-                raise NotLazyError(f"{_said(view, other)} uses the variable {name!r} in a way that is not supported")
-            if order.run_together(order.bits([other]), every):
-                raise NotLazyError(f"{_said(view, other)} uses the variable {name!r} in the same run")
+                raise NotLazyError(f"{_show(view, other)} uses the variable {name!r} in a way that is not supported")
+            if order.have_common_dependent(order.bits([other]), every):
+                raise NotLazyError(f"{_show(view, other)} uses the variable {name!r} in the same run")
         if uses.dtype not in _ELEMENT_TYPES or uses.dtype != handles.uses[table].dtype:
             raise NotLazyError(f"{name!r} is neither float32 nor float64, or has another type than its table")
 
 
 def _in_order(view: GraphView, order: Order, writes: list[str]) -> tuple[str, ...]:
     """Writes of one variable in execution order."""
-    found = sorted(writes, key=lambda write: sum(order.is_before(other, write) for other in writes))
-    for one, other in zip(found, found[1:], strict=False):
+    ordered = sorted(writes, key=lambda write: sum(order.is_before(other, write) for other in writes))
+    for one, other in zip(ordered, ordered[1:], strict=False):
         if not order.is_before(one, other):
             raise NotLazyError(
-                f"the order of {_said(view, one)} and {_said(view, other)}, which write the same variable, is not fixed"
+                f"the order of {_show(view, one)} and {_show(view, other)}, which write the same variable, is not fixed"
             )
-    return tuple(found)
+    return tuple(ordered)
 
 
-def _check_together(view: GraphView, order: Order, writes: list[str]) -> None:
+def _check_run_together(view: GraphView, order: Order, writes: list[str]) -> None:
     """Requires that all writes run or none does, for any fetch of a node at an end of the graph."""
     every = order.bits(writes)
     for node in order.ends:
         if view.op(node) not in (READ, "Const") and order.has(node, every) not in (0, every):
             missing = next(write for write in writes if not order.has(node, order.bits([write])))
             raise NotLazyError(
-                f"{_said(view, node)} can run without {_said(view, missing)}, which belongs to the same update"
+                f"{_show(view, node)} can run without {_show(view, missing)}, which belongs to the same update"
             )
 
 
-def _said(view: GraphView, node: str) -> str:
+def _show(view: GraphView, node: str) -> str:
     return f"op {view.op(node)} {node!r}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tensorflow.core.framework import graph_pb2
 
-from parallax.analysis.reading.lazy.added_nodes import tell_shapes
+from parallax.analysis.reading.lazy.added_nodes import record_shapes
 from parallax.analysis.reading.lazy.handles import READ, Handles, input_name, node_of
 from parallax.analysis.reading.lazy.norms import norms_by_row, take_rows
 from parallax.base.types import GraphDef, NodeDef
@@ -66,15 +66,15 @@ def rewrite_graph(view: GraphView, handles: Handles, updates: Sequence[RowUpdate
             out.node.add(name=node.name, op="NoOp", device=node.device, input=[f"^{update_of[node.name]}"])
         elif node.name not in inner or node.op == READ:
             out.node.add().CopyFrom(node)
-            wait_instead(out.node[-1], lambda name: _later(name, view, unread))
-            _forget(out.node[-1], inner)
+            replace_control_inputs(out.node[-1], lambda name: _later(name, view, unread))
+            _remove_colocations(out.node[-1], inner)
     take_rows(out, view, norms_by_row(view, [node for one in updates for node in one.dense]))
     for one in updates:
         _add(out, view, one)
     return out
 
 
-def wait_instead(node: NodeDef, later: Callable[[str], list[str]]) -> None:
+def replace_control_inputs(node: NodeDef, later: Callable[[str], list[str]]) -> None:
     """Replaces each control input of a node with the result of `later` for it."""
     controls = [name[1:] for name in node.input if name.startswith("^")]
     waits = list(dict.fromkeys(one for name in controls for one in later(name) if one != node.name))
@@ -84,15 +84,17 @@ def wait_instead(node: NodeDef, later: Callable[[str], list[str]]) -> None:
         node.input.extend([*data, *(f"^{name}" for name in waits)])
 
 
-def waits_of(view: GraphView, handles: Handles, writes: Sequence[str], inner: frozenset[str]) -> tuple[str, ...]:
+def find_control_inputs(
+    view: GraphView, handles: Handles, writes: Sequence[str], inner: frozenset[str]
+) -> tuple[str, ...]:
     """The control inputs from outside of the writes and nodes of an update."""
-    own = {*writes, *inner}
+    inside = {*writes, *inner}
     states = {handles.variable(write) for write in writes}
     unread = {read for state in states for read in _unread(view, handles, state)} | inner
-    found = [
+    controls = [
         one for node in (*writes, *sorted(inner)) for wait in view.controls(node) for one in _later(wait, view, unread)
     ]
-    return tuple(dict.fromkeys(one for one in found if one not in own))
+    return tuple(dict.fromkeys(one for one in controls if one not in inside))
 
 
 def _unread(view: GraphView, handles: Handles, state: str) -> list[str]:
@@ -109,11 +111,11 @@ def _later(name: str, view: GraphView, unread: set[str] | frozenset[str]) -> lis
     return list(dict.fromkeys(found))
 
 
-def _forget(node: NodeDef, gone: set[str]) -> None:
+def _remove_colocations(node: NodeDef, removed: set[str]) -> None:
     """Removes colocations with removed nodes."""
     if "_class" not in node.attr:
         return
-    places = [one for one in node.attr["_class"].list.s if one.decode().removeprefix("loc:@") not in gone]
+    places = [one for one in node.attr["_class"].list.s if one.decode().removeprefix("loc:@") not in removed]
     if len(places) < len(node.attr["_class"].list.s):
         del node.attr["_class"].list.s[:]
         node.attr["_class"].list.s.extend(places)
@@ -133,7 +135,7 @@ def _add(out: GraphDef, view: GraphView, one: RowUpdate) -> None:
         packed.attr["dtype"].type = dtype
         packed.attr["value"].tensor.dtype = dtype
         packed.attr["value"].tensor.tensor_shape.dim.add(size=0)
-    tell_shapes(packed, (len(scalars),))
+    record_shapes(packed, (len(scalars),))
     node = out.node.add(name=one.name, op=one.op, device=device)
     waits = [f"^{name}" for name in one.waits]
     node.input.extend([input_name(one.values), input_name(one.indices), packed.name, *one.states, *waits])
@@ -147,19 +149,19 @@ def _add(out: GraphDef, view: GraphView, one: RowUpdate) -> None:
 
 def _scalar(out: GraphDef, view: GraphView, tensor: str, dtype: int, name: str) -> str:
     """A tensor with one element as a scalar, in the update's type."""
-    given = input_name(tensor)
+    scalar_input = input_name(tensor)
     if view.dtype(tensor) == _BOOL:
         cast = out.node.add(name=f"{name}/number", op="Cast", input=[input_name(tensor)])
         cast.attr["SrcT"].type, cast.attr["DstT"].type = _BOOL, dtype
-        tell_shapes(cast, view.shape(tensor))
-        given = cast.name
+        record_shapes(cast, view.shape(tensor))
+        scalar_input = cast.name
     if view.shape(tensor) == ():
-        return given
+        return scalar_input
     shape = out.node.add(name=f"{name}/shape", op="Const")
     shape.attr["dtype"].type = shape.attr["value"].tensor.dtype = _INT32
     shape.attr["value"].tensor.tensor_shape.dim.add(size=0)
-    tell_shapes(shape, (0,))
-    reshaped = out.node.add(name=name, op="Reshape", input=[given, shape.name])
+    record_shapes(shape, (0,))
+    reshaped = out.node.add(name=name, op="Reshape", input=[scalar_input, shape.name])
     reshaped.attr["T"].type, reshaped.attr["Tshape"].type = dtype, _INT32
-    tell_shapes(reshaped, ())
+    record_shapes(reshaped, ())
     return str(reshaped.name)

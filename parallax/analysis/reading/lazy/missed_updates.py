@@ -63,24 +63,24 @@ def missed_updates(states: Sequence[str], values: Sequence[Expression]) -> tuple
     old = [made.leaf(STATE, state) for state in states]
     after = [made.without_gradient(value) for value in values]
     terms = _Magnitudes(made, _not_negative(made, old, values))
-    found: dict[Expression, Decay | Movement] = {}
+    missed_by_state: dict[Expression, Decay | Movement] = {}
     for _ in states:  # the movement of a state may depend on the decay of another
         for state, value in zip(old, after, strict=True):
             factor = terms.factor(value, state)
             factor = terms.stays(value, state, after) if factor is None else factor
-            if factor is not None and state not in found:
-                found[state] = Decay(factor)
+            if factor is not None and state not in missed_by_state:
+                missed_by_state[state] = Decay(factor)
                 terms.decays[state] = factor
                 terms.known[value] = made.simplify("mul", factor, state)
     for state, value in zip(old, after, strict=True):
-        parts = None if state in found else terms.split(value, state)
+        parts = None if state in missed_by_state else terms.split(value, state)
         if parts is not None and parts[1] is not None:
             bound = terms.upper(parts[1])
             if bound is not None and all(leaf in terms.decays for leaf in bound[1] if leaf.op == STATE):
                 if not any(leaf.op == STATE for leaf in bound[1]):
                     return ()  # the added term does not vanish, however many updates are missed
-                found[state] = Movement(parts[0], *bound)
-    return tuple(found[state] for state in old) if len(found) == len(old) else ()
+                missed_by_state[state] = Movement(parts[0], *bound)
+    return tuple(missed_by_state[state] for state in old) if len(missed_by_state) == len(old) else ()
 
 
 def _not_negative(made: Expressions, old: Sequence[Expression], values: Sequence[Expression]) -> set[Expression]:
@@ -182,7 +182,7 @@ class _Magnitudes:
         shrinks = any(one.op == CONSTANT and 0 <= one.value <= 1 for one in factor)
         return self._made.constant(1) if shrinks else None
 
-    def shrunk(self, value: Expression) -> Expression:
+    def substitute_decays(self, value: Expression) -> Expression:
         """A value in which updated states are replaced with factor times state, where factors are constant.
 
         m + (0 - m) * 0.1 has terms of both signs, while 0.9 m has not.
@@ -197,11 +197,11 @@ class _Magnitudes:
             factor = self.factor(value, states[0])
             if factor is not None and factor.op == CONSTANT:
                 return self._made.simplify("mul", factor, states[0])
-        return self._made.simplify(value.op, *map(self.shrunk, value.inputs))
+        return self._made.simplify(value.op, *map(self.substitute_decays, value.inputs))
 
     def upper(self, value: Expression) -> tuple[Expression, Degrees] | None:
         """An upper bound of the magnitude of a value, and its degrees; None where none is known."""
-        return self._upper(self.shrunk(value))
+        return self._upper(self.substitute_decays(value))
 
     def _upper(self, value: Expression) -> tuple[Expression, Degrees] | None:
         exact = self._exact(value)
@@ -218,9 +218,9 @@ class _Magnitudes:
         if value.op in ("square", "sqrt"):
             return self._power(value.op, self._upper(value.inputs[0]))
         if value.op in ("add", "sub", "max", "min"):
-            return self._either("add" if value.op in ("add", "sub") else "max", *map(self._upper, value.inputs))
+            return self._bound_either("add" if value.op in ("add", "sub") else "max", *map(self._upper, value.inputs))
         if value.op == "select":
-            return self._either("max", *map(self._upper, value.inputs[1:]))
+            return self._bound_either("max", *map(self._upper, value.inputs[1:]))
         return None
 
     def _exact(self, value: Expression) -> tuple[Expression, Degrees] | None:
@@ -237,7 +237,7 @@ class _Magnitudes:
         if value.op in ("mul", "div"):
             return self._product(value.op, *below)
         if value.op in ("add", "max", "min") and all(map(self.is_positive, value.inputs)):
-            return self._either(value.op, *below)
+            return self._bound_either(value.op, *below)
         if value.op == "pow" and value.inputs[1].op == CONSTANT and below[0] is not None:
             power = value.inputs[1].value
             return self._made.make("pow", below[0][0], value.inputs[1]), _times(below[0][1], power)
@@ -255,7 +255,7 @@ class _Magnitudes:
         degrees = {leaf: _plus(one[1].get(leaf), power.get(leaf)) for leaf in {**one[1], **power}}
         return self._made.simplify(op, one[0], other[0]), degrees
 
-    def _either(
+    def _bound_either(
         self, op: str, one: tuple[Expression, Degrees] | None, other: tuple[Expression, Degrees] | None
     ) -> tuple[Expression, Degrees] | None:
         if one is None or other is None:
@@ -267,8 +267,8 @@ class _Magnitudes:
 
 
 def _times(degrees: Degrees, power: float) -> Degrees:
-    found = {leaf: (lowest * power, highest * power) for leaf, (lowest, highest) in degrees.items()}
-    return {leaf: (min(pair), max(pair)) for leaf, pair in found.items()}
+    scaled = {leaf: (lowest * power, highest * power) for leaf, (lowest, highest) in degrees.items()}
+    return {leaf: (min(pair), max(pair)) for leaf, pair in scaled.items()}
 
 
 def _plus(one: tuple[float, float] | None, other: tuple[float, float] | None) -> tuple[float, float]:

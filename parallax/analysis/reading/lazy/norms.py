@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parallax.analysis.reading.lazy.added_nodes import tell_shapes
+from parallax.analysis.reading.lazy.added_nodes import record_shapes
 from parallax.analysis.reading.lazy.elementwise import PASSES
 from parallax.analysis.reading.lazy.group import source_of
 from parallax.analysis.reading.lazy.handles import input_name, node_of
@@ -41,24 +41,24 @@ def norms_by_row(view: GraphView, dense: list[str]) -> RowNorms:
         view: the graph.
         dense: UnsortedSegmentSums of gradients' rows into tables of zeros.
     """
-    found = RowNorms()
+    norms = RowNorms()
     for node in dense:
         values, indices = view.inputs(node)[:2]
         if view.op(node_of(source_of(view, indices))) in ("Unique", "UniqueV2"):
-            _follow(view, f"{node}:0", values, found)
-    return found
+            _follow(view, f"{node}:0", values, norms)
+    return norms
 
 
-def _follow(view: GraphView, tensor: str, rows: str, found: RowNorms) -> None:
+def _follow(view: GraphView, tensor: str, rows: str, norms: RowNorms) -> None:
     """Follows a tensor that is zero except for some rows to all nodes computed from it."""
     for edge in view.consumers(tensor):
         op = view.op(edge.node)
         if op in _SUMS and edge.slot == 0 and _is_single(view, f"{edge.node}:0"):
-            found.instead[edge] = rows
+            norms.instead[edge] = rows
         elif _keeps_zeros(view, edge, tensor) and _leads_to_sum(view, edge.node):
             name = f"{edge.node}/of_rows"
-            found.copies[name] = (edge.node, tuple(rows if one == tensor else one for one in view.inputs(edge.node)))
-            _follow(view, f"{edge.node}:0", name, found)
+            norms.copies[name] = (edge.node, tuple(rows if one == tensor else one for one in view.inputs(edge.node)))
+            _follow(view, f"{edge.node}:0", name, norms)
 
 
 def _keeps_zeros(view: GraphView, edge: Edge, tensor: str) -> bool:
@@ -99,13 +99,15 @@ def take_rows(out: GraphDef, view: GraphView, norms: RowNorms) -> None:
         copy.CopyFrom(view.nodes[like])
         copy.name = name
         shapes[name] = _shape_of_copy(view, shapes, inputs)
-        tell_shapes(copy, shapes[name])
+        record_shapes(copy, shapes[name])
         del copy.input[:]
         copy.input.extend([*map(input_name, inputs), *(f"^{wait}" for wait in view.controls(like))])
 
 
 def _shape_of_copy(view: GraphView, shapes: Mapping[str, Shape], inputs: Sequence[str]) -> Shape:
     """The shape of a node on rows: the rows', as other inputs have one element; None where one has more axes."""
-    found = [shapes[one] if one in shapes else view.shape(one) for one in inputs]
-    rows = next((shape for shape in found if shape is None or any(length != 1 for length in shape)), found[0])
-    return None if rows is None or any(len(shape or ()) > len(rows) for shape in found) else rows
+    input_shapes = [shapes[one] if one in shapes else view.shape(one) for one in inputs]
+    rows = next(
+        (shape for shape in input_shapes if shape is None or any(length != 1 for length in shape)), input_shapes[0]
+    )
+    return None if rows is None or any(len(shape or ()) > len(rows) for shape in input_shapes) else rows

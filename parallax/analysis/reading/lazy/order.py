@@ -37,10 +37,10 @@ class Order:
 
     def bits(self, nodes: Iterable[str]) -> int:
         """Some of the nodes as a bit set, for `has`."""
-        found = 0
+        bits_of_nodes = 0
         for node in nodes:
-            found |= self._bits[node]
-        return found
+            bits_of_nodes |= self._bits[node]
+        return bits_of_nodes
 
     def has(self, node: str, bits: int) -> int:
         """The members of a bit set that any node is or depends on."""
@@ -50,6 +50,6 @@ class Order:
         """Whether a node depends on one of the nodes."""
         return one != other and bool(self.has(other, self._bits[one]))
 
-    def run_together(self, one: int, other: int) -> bool:
+    def have_common_dependent(self, one: int, other: int) -> bool:
         """Whether a node depends on any of one set and on any of another."""
         return any(found & one and found & other for found in self._together)

@@ -18,13 +18,13 @@ REASON = (
 
 def reference_tables(view: GraphView) -> dict[str, str]:
     """The tables that are reference variables and are written in full after rows of a slot were; and the reason."""
-    found = {}
+    reason_by_table = {}
     for node in view.nodes:
         if view.op(node) in SCATTERS:
             for table in _written_with(view, node):
                 if table != _variable(view, node):
-                    found[table] = REASON.format(op=view.op(table), name=table)
-    return found
+                    reason_by_table[table] = REASON.format(op=view.op(table), name=table)
+    return reason_by_table
 
 
 def _written_with(view: GraphView, node: str) -> Iterator[str]:

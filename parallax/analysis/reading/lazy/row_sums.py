@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from tensorflow.core.framework import graph_pb2
 
-from parallax.analysis.reading.lazy.added_nodes import AddedNodes, tell_shapes
+from parallax.analysis.reading.lazy.added_nodes import AddedNodes, record_shapes
 from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE, PASSES
 from parallax.analysis.reading.lazy.group import (
     SUM_OF_ROWS,
@@ -39,8 +39,8 @@ from parallax.analysis.reading.lazy.row_terms import (
     Powers,
     RowTerm,
     RowTerms,
+    find_origin,
     is_single,
-    led_from,
 )
 from parallax.base.types import GraphDef
 from parallax.graph.batches import length_by_step
@@ -59,14 +59,14 @@ class _Sums:
         indices: the gradient's row numbers `[n]`.
         terms: edge where rows are summed -> the terms of the sum.
         gates: edge where rows are summed -> the branches of conditionals that contain it.
-        met: the nodes that compute the summands.
+        summand_nodes: the nodes that compute the summands.
     """
 
     table: str
     indices: str
     terms: dict[Edge, tuple[RowTerm, ...]]
     gates: dict[Edge, Gates]
-    met: tuple[str, ...]
+    summand_nodes: tuple[str, ...]
 
     @property
     def functions(self) -> tuple[Powers, ...]:
@@ -88,15 +88,15 @@ def with_rows_added_once(graph_def: GraphDef, view: GraphView) -> tuple[GraphDef
     if not length_by_step(view) or not any(node.op in (SUM_OF_ROWS, *WRITES_ROWS) for node in graph_def.node):
         return graph_def, {}
     handles = Handles(view)
-    found = [sums for one in find_connected(view, handles) for sums in _sums_of(view, handles, one)]
-    if not found:
+    row_sums = [sums for one in find_connected(view, handles) for sums in _sums_of(view, handles, one)]
+    if not row_sums:
         return graph_def, {}
-    out, tables = graph_pb2.GraphDef(), dict.fromkeys(one.table for one in found)
+    out, tables = graph_pb2.GraphDef(), dict.fromkeys(one.table for one in row_sums)
     out.CopyFrom(graph_def)
-    for one in found:
+    for one in row_sums:
         _add_once(out, view, one, handles.uses[one.table].shape)
-    _drop_unused(out, {node for one in found for node in one.met})
-    return out, {table: max(len(one.functions) for one in found if one.table == table) for table in tables}
+    _drop_unused(out, {node for one in row_sums for node in one.summand_nodes})
+    return out, {table: max(len(one.functions) for one in row_sums if one.table == table) for table in tables}
 
 
 def _sums_of(view: GraphView, handles: Handles, one: ConnectedVariables) -> Iterator[_Sums]:
@@ -107,7 +107,7 @@ def _sums_of(view: GraphView, handles: Handles, one: ConnectedVariables) -> Iter
         nodes = [write] if view.op(write) in WRITES_ROWS else flows_into(view, write, shape)[1]
         for node in nodes:
             slot, numbers = _slots(view, node)
-            core.setdefault(led_from(view, view.inputs(node)[numbers])[0], []).append(Edge(node, slot))
+            core.setdefault(find_origin(view, view.inputs(node)[numbers])[0], []).append(Edge(node, slot))
     for indices, edges in core.items():
         if view.op(node_of(indices)) in ("Unique", "UniqueV2"):
             continue
@@ -133,7 +133,7 @@ def _sums(view: GraphView, table: str, indices: str, shape: tuple[int, ...], cor
     def terms_of(edge: Edge, numbers: str) -> tuple[RowTerm, ...]:
         numbers = source_of(view, numbers)
         of_rows = by_branch.setdefault(numbers, RowTerms(view, numbers, shape[1:]))
-        gates[edge] = led_from(view, numbers)[1]
+        gates[edge] = find_origin(view, numbers)[1]
         return of_rows.of(view.inputs(edge.node)[edge.slot])
 
     gates: dict[Edge, Gates] = {}
@@ -143,51 +143,51 @@ def _sums(view: GraphView, table: str, indices: str, shape: tuple[int, ...], cor
         more = terms_of(edge, numbers)
         if rows.issuperset(tensor for one in more for tensor, _ in one.powers):
             terms[edge] = more
-    met = {node for of_rows in by_branch.values() for node in of_rows.met}
-    found = _Sums(table, indices, terms, gates, tuple(met))
+    met = {node for of_rows in by_branch.values() for node in of_rows.visited_nodes}
+    result = _Sums(table, indices, terms, gates, tuple(met))
     known = all(one.powers for own in terms.values() for one in own)
-    if not known or not rows or len(found.functions) > _MOST_FUNCTIONS:
+    if not known or not rows or len(result.functions) > _MOST_FUNCTIONS:
         raise NotLinearError
     needed = view.ancestors([node_of(indices), *map(node_of, rows)])
     if any(edge.node in needed for edge in terms):
         raise NotLinearError  # rows computed from sums with other rows
-    return found
+    return result
 
 
 def _others(view: GraphView, indices: str, shape: tuple[int, ...]) -> dict[Edge, str]:
     """The other edges where rows with these numbers are summed, into a tensor or over all rows; and their numbers."""
-    found: dict[Edge, str] = {}
+    summand_by_edge: dict[Edge, str] = {}
     for numbers in _copies(view, indices):
-        found.update(dict.fromkeys(_others_by(view, numbers, shape), numbers))
-    return found
+        summand_by_edge.update(dict.fromkeys(_others_by(view, numbers, shape), numbers))
+    return summand_by_edge
 
 
 def _others_by(view: GraphView, indices: str, shape: tuple[int, ...]) -> list[Edge]:
-    found: dict[Edge, None] = {}
+    edges: dict[Edge, None] = {}
     waiting = list(view.consumers(indices))
     met = set(waiting)
     while waiting:
         edge = waiting.pop(0)
         op = view.op(edge.node)
         if op == SUM_OF_ROWS and edge.slot == 1 and may_have_shape(view, f"{edge.node}:0", shape):
-            found[Edge(edge.node, 0)] = None
+            edges[Edge(edge.node, 0)] = None
         elif op == "Sum" and edge.slot == 0 and _adds_rows(view, edge.node, len(shape)):
-            found[edge] = None
+            edges[edge] = None
         elif takes_rows(view, f"{edge.node}:0", indices) and op != LOOKUP or op in ELEMENTWISE or op in PASSES:
             more = [taker for taker in view.consumers(f"{edge.node}:0") if taker not in met]
             met.update(more)
             waiting += more
-    return list(found)
+    return list(edges)
 
 
 def _copies(view: GraphView, tensor: str) -> list[str]:
     """A tensor, its copies, and its copies in branches."""
-    found = [tensor]
-    for one in found:
+    copies = [tensor]
+    for one in copies:
         takers = [edge for edge in view.consumers(one) if edge.slot == 0]
-        found += [f"{edge.node}:0" for edge in takers if view.op(edge.node) in (*PASSES, "Switch")]
-        found += [f"{edge.node}:1" for edge in takers if view.op(edge.node) == "Switch"]
-    return found
+        copies += [f"{edge.node}:0" for edge in takers if view.op(edge.node) in (*PASSES, "Switch")]
+        copies += [f"{edge.node}:1" for edge in takers if view.op(edge.node) == "Switch"]
+    return copies
 
 
 def _adds_rows(view: GraphView, node: str, rank: int) -> bool:
@@ -201,29 +201,29 @@ def _add_once(out: GraphDef, view: GraphView, sums: _Sums, shape: tuple[int, ...
     nodes = {node.name: node for node in out.node}
     functions, width = sums.functions, math.prod(shape[1:])
     rows, places = made.unique(sums.indices)
-    beside = [made.product(powers) for powers in functions]
-    if len(beside) == 1:
-        added = [made.sum_of_rows(beside[0], places, rows, (None, *shape[1:]))]
+    products = [made.product(powers) for powers in functions]
+    if len(products) == 1:
+        added = [made.sum_of_rows(products[0], places, rows, (None, *shape[1:]))]
     else:
-        flat = [one if len(shape) == 2 else made.reshape(one, (-1, width)) for one in beside]
+        flat = [one if len(shape) == 2 else made.reshape(one, (-1, width)) for one in products]
         whole = made.sum_of_rows(made.concatenate(flat, width), places, rows, (None, width * len(flat)))
         added = made.split(whole, len(flat), width)
         added = added if len(shape) == 2 else [made.reshape(one, (-1, *shape[1:])) for one in added]
     of_function = dict(zip(functions, added, strict=True))
-    taken: dict[str, str] = {}
+    copy_by_tensor: dict[str, str] = {}
 
     def factor(tensor: str, gates: Gates) -> str:
         if is_single(view, tensor):
             return tensor
-        if tensor not in taken:
-            taken[tensor] = made.gather(node_of(tensor), made.lead_in(rows, gates))
-        return taken[tensor]
+        if tensor not in copy_by_tensor:
+            copy_by_tensor[tensor] = made.gather(node_of(tensor), made.pass_through_gates(rows, gates))
+        return copy_by_tensor[tensor]
 
     for edge, terms in sums.terms.items():
         value, gates = "", sums.gates[edge]
         for one in terms:
-            term = made.lead_in(of_function[one.powers], gates)
-            for op, factors in (("Mul", one.over), ("RealDiv", one.under)):
+            term = made.pass_through_gates(of_function[one.powers], gates)
+            for op, factors in (("Mul", one.factors), ("RealDiv", one.divisors)):
                 for tensor in factors:
                     term = made.compute(op, term, factor(tensor, gates))
             if one.is_negative and not value:
@@ -232,9 +232,9 @@ def _add_once(out: GraphDef, view: GraphView, sums: _Sums, shape: tuple[int, ...
         nodes[edge.node].input[edge.slot] = input_name(value)
         if view.op(edge.node) == SUM_OF_ROWS:
             nodes[edge.node].input[2] = input_name(made.count(shape[0], view.dtype(view.inputs(edge.node)[2])))
-            tell_shapes(nodes[edge.node], shape)
+            record_shapes(nodes[edge.node], shape)
         if view.op(edge.node) != "Sum":
-            nodes[edge.node].input[_slots(view, edge.node)[1]] = input_name(made.lead_in(rows, gates))
+            nodes[edge.node].input[_slots(view, edge.node)[1]] = input_name(made.pass_through_gates(rows, gates))
 
 
 def _drop_unused(out: GraphDef, nodes: set[str]) -> None:
@@ -247,8 +247,8 @@ def _drop_unused(out: GraphDef, nodes: set[str]) -> None:
             break
         for name in unused:
             del left[name]
-    kept = [node for node in out.node if node.name in left]
-    if len(kept) < len(out.node):
-        copies = graph_pb2.GraphDef(node=kept)
+    remaining = [node for node in out.node if node.name in left]
+    if len(remaining) < len(out.node):
+        copies = graph_pb2.GraphDef(node=remaining)
         del out.node[:]
         out.node.extend(copies.node)

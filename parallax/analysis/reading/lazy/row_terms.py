@@ -33,14 +33,14 @@ class RowTerm:
 
     Attributes:
         powers: the rows; empty where there are none.
-        over: tensors that multiply it: with one element, or rows gathered from a full table.
-        under: tensors that divide it.
+        factors: tensors that multiply it: with one element, or rows gathered from a full table.
+        divisors: tensors that divide it.
         is_negative: whether it is subtracted.
     """
 
     powers: Powers = ()
-    over: tuple[str, ...] = ()
-    under: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
+    divisors: tuple[str, ...] = ()
     is_negative: bool = False
 
     def times(self, other: RowTerm) -> RowTerm:
@@ -48,8 +48,8 @@ class RowTerm:
         powers = Counter(dict(self.powers)) + Counter(dict(other.powers))
         return RowTerm(
             tuple(sorted(powers.items())),
-            (*self.over, *other.over),
-            (*self.under, *other.under),
+            (*self.factors, *other.factors),
+            (*self.divisors, *other.divisors),
             self.is_negative != other.is_negative,
         )
 
@@ -69,14 +69,14 @@ class RowTerms:
     Rows that were led into branches of conditionals are named as outside of them.
 
     Attributes:
-        met: the nodes that compute with gradient rows and factors, and those that gather rows of full tables.
+        visited_nodes: the nodes that compute with gradient rows and factors, and those that gather rows of full tables.
     """
 
     def __init__(self, view: GraphView, indices: str, row_shape: tuple[int, ...]) -> None:
         self._view, self._indices, self._row_shape = view, indices, row_shape
-        self._gates = led_from(view, indices)[1]
+        self._gates = find_origin(view, indices)[1]
         self._known: dict[str, tuple[RowTerm, ...]] = {}
-        self.met: dict[str, None] = {}
+        self.visited_nodes: dict[str, None] = {}
 
     def of(self, tensor: str) -> tuple[RowTerm, ...]:
         """The terms of which a tensor `[n, row...]` is the sum.
@@ -92,12 +92,12 @@ class RowTerms:
     def _find(self, tensor: str) -> tuple[RowTerm, ...]:
         view, node = self._view, node_of(tensor)
         if is_single(view, tensor):
-            return (RowTerm(over=(tensor,)),)
+            return (RowTerm(factors=(tensor,)),)
         if takes_rows(view, tensor, self._indices):
             if view.op(node) == LOOKUP:
                 raise NotLinearError
-            self.met[node] = None
-            return (RowTerm(over=(tensor,)),)
+            self.visited_nodes[node] = None
+            return (RowTerm(factors=(tensor,)),)
         if not self._has_rows(tensor):
             raise NotLinearError
         if not all(is_single(view, one) or self._has_rows(one) for one in view.inputs(node)):
@@ -106,7 +106,7 @@ class RowTerms:
 
     def _rows(self, tensor: str) -> tuple[RowTerm, ...]:
         """Gradient rows that are treated as opaque."""
-        source, gates = led_from(self._view, tensor)
+        source, gates = find_origin(self._view, tensor)
         if gates != self._gates:
             raise NotLinearError  # computed in a branch
         return (RowTerm(((source, 1),)),)
@@ -127,10 +127,10 @@ class RowTerms:
             terms = ()
         if not terms or not all(one.powers for one in terms) or len(terms) > _MOST_TERMS:
             if terms and not any(one.powers for one in terms) and len(terms) == 1:
-                self.met[node] = None
+                self.visited_nodes[node] = None
                 return terms  # a product of factors alone
             return self._rows(tensor)
-        self.met[node] = None
+        self.visited_nodes[node] = None
         return terms
 
     def _product(self, first: str, second: str) -> tuple[RowTerm, ...]:
@@ -140,7 +140,7 @@ class RowTerms:
         below = self.of(second)
         if len(below) != 1 or below[0].powers:
             return ()
-        inverse = RowTerm(over=below[0].under, under=below[0].over, is_negative=below[0].is_negative)
+        inverse = RowTerm(factors=below[0].divisors, divisors=below[0].factors, is_negative=below[0].is_negative)
         return tuple(one.times(inverse) for one in self.of(first))
 
     def _has_rows(self, tensor: str) -> bool:
@@ -149,7 +149,7 @@ class RowTerms:
         return shape is not None and len(shape) == len(self._row_shape) + 1 and shape[1:] == self._row_shape
 
 
-def led_from(view: GraphView, tensor: str) -> tuple[str, Gates]:
+def find_origin(view: GraphView, tensor: str) -> tuple[str, Gates]:
     """The origin of a tensor that was copied, and passed into branches."""
     gates: list[tuple[str, int]] = []
     while True:

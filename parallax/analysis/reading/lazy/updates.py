@@ -18,16 +18,16 @@ from parallax.analysis.reading.lazy.execution import Execution
 from parallax.analysis.reading.lazy.group import (
     SUM_OF_ROWS,
     NotLazyError,
-    UpdatedTogether,
+    UpdateGroup,
     are_of_rows,
     find_connected,
     group_of,
+    group_writes,
     order_of,
     source_of,
-    writes_together,
 )
 from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
-from parallax.analysis.reading.lazy.lazy_graph import RowUpdate, rewrite_graph, waits_of
+from parallax.analysis.reading.lazy.lazy_graph import RowUpdate, find_control_inputs, rewrite_graph
 from parallax.analysis.reading.lazy.missed_updates import missed_updates
 from parallax.analysis.reading.lazy.order import Order
 from parallax.analysis.reading.lazy.program import program_text, scalars_of
@@ -77,13 +77,13 @@ def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[G
     view = GraphView(graph_def) if known is None else known
     tables = [LazyTable(table, reason=reason) for table, reason in reference_tables(view).items()]
     handles = Handles(view)
-    found = find_connected(view, handles)
-    if not found:
+    connected = find_connected(view, handles)
+    if not connected:
         return graph_def, tuple(tables)
-    order, is_step = order_of(view, handles, found), bool(length_by_step(view))
+    order, is_step = order_of(view, handles, connected), bool(length_by_step(view))
     updates = []
-    for one in found:
-        writes = writes_together(handles, order, one)
+    for one in connected:
+        writes = group_writes(handles, order, one)
         is_of_rows = are_of_rows(view, writes)
         if one.table not in writes or (is_of_rows and not is_step):
             continue
@@ -100,7 +100,7 @@ def lazy_updates(graph_def: GraphDef, known: GraphView | None = None) -> tuple[G
     return (rewrite_graph(view, handles, updates) if updates else graph_def), tuple(tables)
 
 
-def _row_update(view: GraphView, handles: Handles, order: Order, group: UpdatedTogether) -> RowUpdate:
+def _row_update(view: GraphView, handles: Handles, order: Order, group: UpdateGroup) -> RowUpdate:
     """The node for a table.
 
     Raises:
@@ -110,13 +110,13 @@ def _row_update(view: GraphView, handles: Handles, order: Order, group: UpdatedT
     _check_readers(view, handles, order, group, done)
     scalars, gradient = scalars_of(done.values), done.gradient
     inner = frozenset(done.inner)
-    before = _before_merging(view, *gradient) if group.is_of_rows else None
+    before = _find_unmerged(view, *gradient) if group.is_of_rows else None
     if before is not None:
         needed = {*map(node_of, (*before, *scalars))}
-        alone = _needed_alone(view, inner | {*group.all_writes}, needed)
+        alone = _find_exclusive_nodes(view, inner | {*group.all_writes}, needed)
         if alone.issuperset(map(node_of, gradient)):
             gradient, inner = before, inner | alone
-    waits = waits_of(view, handles, group.all_writes, inner)
+    waits = find_control_inputs(view, handles, group.all_writes, inner)
     _check_no_cycle(view, order, group, [*map(node_of, (*gradient, *scalars)), *waits])
     name = f"{group.table}/update_rows"
     while name in view.nodes:
@@ -139,7 +139,7 @@ def _row_update(view: GraphView, handles: Handles, order: Order, group: UpdatedT
     )
 
 
-def _before_merging(view: GraphView, values: str, indices: str) -> tuple[str, str] | None:
+def _find_unmerged(view: GraphView, values: str, indices: str) -> tuple[str, str] | None:
     """Rows and their numbers before equal ones were summed, which the update does itself; None if none were."""
     sums, unique = node_of(values), node_of(indices)
     if (view.op(sums), view.op(unique), indices) != (SUM_OF_ROWS, "Unique", f"{unique}:0"):
@@ -148,41 +148,46 @@ def _before_merging(view: GraphView, values: str, indices: str) -> tuple[str, st
     return (merged, view.inputs(unique)[0]) if source_of(view, places) == f"{unique}:1" else None
 
 
-def _needed_alone(view: GraphView, update: frozenset[str], kept: set[str]) -> frozenset[str]:
+def _find_exclusive_nodes(view: GraphView, update: frozenset[str], excluded: set[str]) -> frozenset[str]:
     """The nodes that sum equal rows, or compute with the sums, for an update and no other consumer.
 
     Args:
         view: the graph.
         update: the nodes of the update.
-        kept: nodes to keep, with their inputs.
+        excluded: nodes to keep, with their inputs.
     """
-    found: set[str] = set()
+    exclusive: set[str] = set()
     waiting = [node_of(one) for node in sorted(update) for one in view.inputs(node)]
     while waiting:
         node = waiting.pop()
-        if view.op(node) in _FOR_UPDATES and node not in found and node not in kept:
-            found.add(node)
+        if view.op(node) in _FOR_UPDATES and node not in exclusive and node not in excluded:
+            exclusive.add(node)
             waiting += map(node_of, view.inputs(node))
-    while others := {node for node in found if not update.union(found).issuperset(view.users(node))}:
-        found -= others
-    return frozenset(found)
+    while others := {node for node in exclusive if not update.union(exclusive).issuperset(view.users(node))}:
+        exclusive -= others
+    return frozenset(exclusive)
 
 
-def _check_readers(view: GraphView, handles: Handles, order: Order, group: UpdatedTogether, done: Execution) -> None:
+def _check_readers(view: GraphView, handles: Handles, order: Order, group: UpdateGroup, done: Execution) -> None:
     """Requires that no other node reads a full state, or a value computed from one, in the run of an update."""
-    writes, own = order.bits(group.all_writes), {*done.inner, *group.all_writes}
+    writes, update_nodes = order.bits(group.all_writes), {*done.inner, *group.all_writes}
     reads = [read for state in group.states for read in handles.uses[state].reads]
     reads += [lookup for state in group.states[1:] for lookup in handles.uses[state].lookups]
     for node in dict.fromkeys([*reads, *sorted(done.inner)]):
-        takers = [edge.node for tensor in view.outputs(node) for edge in view.consumers(tensor) if edge.node not in own]
+        takers = [
+            edge.node
+            for tensor in view.outputs(node)
+            for edge in view.consumers(tensor)
+            if edge.node not in update_nodes
+        ]
         if not takers:
             continue
-        if node in done.inner and view.op(node) != READ or order.run_together(order.bits([node]), writes):
+        if node in done.inner and view.op(node) != READ or order.have_common_dependent(order.bits([node]), writes):
             taker = takers[0]
             raise NotLazyError(f"op {view.op(taker)} {taker!r} uses the whole value of {view.op(node)} {node!r}")
 
 
-def _check_no_cycle(view: GraphView, order: Order, group: UpdatedTogether, needed: list[str]) -> None:
+def _check_no_cycle(view: GraphView, order: Order, group: UpdateGroup, needed: list[str]) -> None:
     for node in needed:
         if order.has(node, order.bits(group.all_writes)):
             raise NotLazyError(f"op {view.op(node)} {node!r} runs between the writes of the update")

@@ -31,11 +31,11 @@ class Functions:
         """The names of the functions that a node calls."""
         if not takes_functions(node.op):
             return []
-        found = []
+        names = []
         for name in sorted(node.attr):
             value = node.attr[name]
-            found += [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
-        return [name for name in found if name in self._functions]
+            names += [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
+        return [name for name in names if name in self._functions]
 
     def find_written(self, name: str) -> frozenset[int]:
         """The indices of the arguments that are variables written by the body."""
@@ -66,14 +66,14 @@ class Functions:
                 name = nodes[name].input[0].split(":")[0]
             return arguments.get(name)
 
-        found = set()
+        written = set()
         for node in function.node_def:
             data = [i for i in node.input if not i.startswith("^")]
             state = state_op(node.op, len(data))
             slots = list(state.state) if state is not None else []
             slots += sorted(self.written_slots(node))
-            found |= {argument(data[slot]) for slot in slots if slot < len(data)} - {None}
-        return frozenset(number for number in found if number is not None)
+            written |= {argument(data[slot]) for slot in slots if slot < len(data)} - {None}
+        return frozenset(number for number in written if number is not None)
 
     def written_slots(self, node: NodeDef) -> frozenset[int]:
         """The inputs of a node that are variables written by the functions that it calls."""

@@ -53,16 +53,16 @@ def lower_control_flow(graph_def: GraphDef, lowers_all: bool = False) -> GraphDe
         lowers_all: whether all other conditionals, and functional loops, are lowered too.
     """
     functions = Functions(graph_def.library, lambda op: False)
-    found = list(filter(_is_conditional, graph_def.node))
+    conditionals = list(filter(_is_conditional, graph_def.node))
     asking = {node.name for node in graph_def.node if node.op in _ASKS}
-    lowered = {n.name for n in found if lowers_all or n.input[0] in asking or functions.written_slots(n)}
+    lowered = {n.name for n in conditionals if lowers_all or n.input[0] in asking or functions.written_slots(n)}
     loops = _find_loops(graph_def) if lowers_all else {}
     if not lowered and not loops:
         return graph_def
-    out, asked = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library), _Asked()
+    out, requested = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library), _Asked()
     for node in graph_def.node:
         if node.name in lowered:
-            _lower(out, node, asked)
+            _lower(out, node, requested)
         elif node.name in loops:
             lower_loop(out, node, f"{node.name}/{_SCOPE}", loops[node.name])
         else:
@@ -79,8 +79,8 @@ def _find_loops(graph_def: GraphDef) -> dict[str, list[int]]:
     """Name of each functional loop with variables that may change between iterations -> their indices."""
     functions = {function.signature.name: function for function in graph_def.library.function}
     loops = [node for node in graph_def.node if node.op in LOOPS]
-    found = {node.name: varying_slots(node, functions[node.attr["body"].func.name]) for node in loops}
-    return {name: varying for name, varying in found.items() if varying}
+    varying_by_loop = {node.name: varying_slots(node, functions[node.attr["body"].func.name]) for node in loops}
+    return {name: varying for name, varying in varying_by_loop.items() if varying}
 
 
 def _is_conditional(node: NodeDef) -> bool:
@@ -92,29 +92,29 @@ def conditional_of(node: str) -> str:
     return node.partition(f"/{_SCOPE}/")[0]
 
 
-def _lower(out: GraphDef, node: NodeDef, asked: _Asked) -> None:
+def _lower(out: GraphDef, node: NodeDef, requested: _Asked) -> None:
     """Appends the lowered form of an If or a Case, which may share predicates with a preceding one."""
     scope = f"{node.name}/{_SCOPE}"
     data = [i for i in node.input if not i.startswith("^")]
     controls = [i for i in node.input if i.startswith("^")]
     if node.op in _CASES:
-        branches = _cases(out, node, scope, data[0], controls, asked)
+        branches = _cases(out, node, scope, data[0], controls, requested)
     else:
         branches = _sides(out, node, scope, data[0], controls)
     results, done = [], []
     for branch in branches:
         pivot = _add(out, f"{scope}/{branch.name}_pivot", "Switch", [branch.predicate, branch.predicate], T=_BOOL)
         start = _add(out, f"{scope}/{branch.name}_taken", "Identity", [f"{pivot}:{branch.side}"], T=_BOOL)
-        taken = []
+        lowered = []
         for number, (tensor, dtype) in enumerate(zip(data[1:], node.attr["Tin"].list.type, strict=True)):
             name = f"{scope}/{branch.name}_input_{number}"
             switch = _add(out, name, "Switch", [tensor, branch.predicate], T=dtype)
             if dtype == _RESOURCE:  # a handle has its variable's device
                 out.node[-1].attr["_class"].list.s.append(f"loc:@{tensor.split(':')[0]}".encode())
-            taken.append(f"{switch}:{branch.side}")
+            lowered.append(f"{switch}:{branch.side}")
         call = out.node.add()
         call.name, call.op = f"{scope}/{branch.name}", "StatefulPartitionedCall"
-        call.input.extend([*taken, f"^{start}"])
+        call.input.extend([*lowered, f"^{start}"])
         call.device = node.device
         call.attr["f"].func.CopyFrom(branch.function)
         call.attr["Tin"].list.type.extend(node.attr["Tin"].list.type)
@@ -141,14 +141,14 @@ def _sides(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list
 
 
 def _cases(
-    out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str], asked: _Asked
+    out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str], requested: _Asked
 ) -> list[_LoweredBranch]:
     """The branches of a Case; the last one is taken for all other indices."""
     functions = node.attr["branches"].list.func
     asks = (tensor, *controls, str(len(functions)))
-    if asks not in asked:
-        asked[asks] = _compare_index(out, scope, tensor, len(functions), controls)
-    pairs = enumerate(zip(functions, asked[asks], strict=True))
+    if asks not in requested:
+        requested[asks] = _compare_index(out, scope, tensor, len(functions), controls)
+    pairs = enumerate(zip(functions, requested[asks], strict=True))
     return [_LoweredBranch(f"branch_{number}", function, predicate, 1) for number, (function, predicate) in pairs]
 
 
@@ -179,7 +179,10 @@ def connect_optionals(graph_def: GraphDef) -> GraphDef:
     if not any(node.op in (_GETS, "OptionalHasValue") for node in out.node):
         for node in out.node:
             if node.op == "OptionalFromValue":  # it has no consumers
-                name, waits = node.name, [f"^{taken.split(':')[0]}" for taken in node.input if taken[0] != "^"]
+                name, waits = (
+                    node.name,
+                    [f"^{input_name.split(':')[0]}" for input_name in node.input if input_name[0] != "^"],
+                )
                 node.Clear()
                 node.name, node.op = name, "OptionalNone"
                 node.input.extend(dict.fromkeys(waits))
@@ -190,12 +193,12 @@ def _connect_values(graph_def: GraphDef) -> bool:
     """Replaces reads of optional tensors of a graph, where their values are known; returns whether there were any."""
     view, is_any = GraphView(graph_def), False
     for name, node in view.nodes.items():
-        found = _find_value(view, name) if node.op == _GETS else None
-        if found is not None:
+        optional = _find_value(view, name) if node.op == _GETS else None
+        if optional is not None:
             dtype, is_any = node.attr["output_types"].list.type[0], True
             node.Clear()
-            node.name, node.op = name, "ZerosLike" if found.are_zeros else "Identity"
-            node.input.extend([found.tensor, *(f"^{control}" for control in view.controls(name))])
+            node.name, node.op = name, "ZerosLike" if optional.are_zeros else "Identity"
+            node.input.extend([optional.tensor, *(f"^{control}" for control in view.controls(name))])
             node.attr["T"].type = dtype
     return is_any
 
@@ -218,10 +221,12 @@ def _find_value(view: GraphView, getter: str) -> _OptionalValue | None:
             return _OptionalValue(inputs[0], are_zeros) if len(inputs) == 1 else None
         if op == "Merge":
             here = branches_of(view)[node]
-            taken = [one for one in inputs if _is_taken(branches_of(view)[split_tensor(one)[0]][len(here) :], sides)]
-            if number or len(taken) != 1:
+            selected = [
+                one for one in inputs if _is_selected(branches_of(view)[split_tensor(one)[0]][len(here) :], sides)
+            ]
+            if number or len(selected) != 1:
                 return None
-            tensor = taken[0]
+            tensor = selected[0]
         elif op in ("Identity", "IdentityN", "Switch", "ZerosLike"):
             are_zeros |= op == "ZerosLike"
             tensor = inputs[number if op == "IdentityN" else 0]
@@ -229,7 +234,7 @@ def _find_value(view: GraphView, getter: str) -> _OptionalValue | None:
             return None
 
 
-def _is_taken(branches: Branches, sides: Mapping[str, int]) -> bool:
+def _is_selected(branches: Branches, sides: Mapping[str, int]) -> bool:
     return bool(branches) and all(sides.get(branch.predicate) == branch.taken for branch in branches)
 
 
@@ -266,9 +271,9 @@ def varying_slots(node: NodeDef, body: FunctionDef) -> list[int]:
         body: the function of an iteration.
     """
     arguments, results = body.signature.input_arg, body.signature.output_arg
-    given = [body.ret[result.name] for result in results]
+    results_by_slot = [body.ret[result.name] for result in results]
     types = node.attr["T"].list.type
-    pairs = enumerate(zip(arguments, given, types, strict=True))
+    pairs = enumerate(zip(arguments, results_by_slot, types, strict=True))
     return [slot for slot, (taken, result, dtype) in pairs if dtype != _RESOURCE and result != taken.name]
 
 

@@ -53,16 +53,16 @@ def inline_calls(graph_def: GraphDef) -> tuple[GraphDef, tuple[InlinedCall, ...]
     function follow the call of that function.
     """
     calls: list[InlinedCall] = []
-    with knowing(graph_def.library) if _has_calls(graph_def) else nullcontext():
+    with registering_library(graph_def.library) if _has_calls(graph_def) else nullcontext():
         for _ in range(_MAX_DEPTH):
             if not _has_calls(graph_def):
                 break
             graph_def = _inline_once(graph_def, calls)
-    return graph_def, _led_to_results(graph_def, calls)
+    return graph_def, _redirect_to_results(graph_def, calls)
 
 
 @contextmanager
-def knowing(library: FunctionLibrary) -> Iterator[None]:
+def registering_library(library: FunctionLibrary) -> Iterator[None]:
     """A context in which functions can be imported whose nodes run others of the library under their names, as ops."""
     with tf.Graph().as_default():
         tf.graph_util.import_graph_def(graph_pb2.GraphDef(library=library), name="")
@@ -82,7 +82,7 @@ def _find_callee(node: NodeDef, functions: Mapping[str, FunctionDef]) -> Functio
     return None if function is None or function.signature.attr else function  # types by attribute: not expanded
 
 
-def _led_to_results(graph_def: GraphDef, calls: list[InlinedCall]) -> tuple[InlinedCall, ...]:
+def _redirect_to_results(graph_def: GraphDef, calls: list[InlinedCall]) -> tuple[InlinedCall, ...]:
     """Redirects consumers of a call to the Identity of its result, in place; returns the calls with such arguments."""
     result_of = {f"{call.name}:{i}": f"{node}:0" for call in calls for i, node in enumerate(call.results)}
     for node in graph_def.node if calls else ():
@@ -132,17 +132,17 @@ def _expand(out: GraphDef, call: NodeDef, function: FunctionDef) -> InlinedCall:
     results = [outer(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
     effects = [f"^{call.name}/{function.control_ret[name]}" for name in function.signature.control_output]
     types = [arg.type for arg in function.signature.output_arg]
-    given = _results(out, call, zip(results, types, strict=True), [*effects, *controls])
+    outputs = _results(out, call, zip(results, types, strict=True), [*effects, *controls])
     end = out.node.add()
     end.name = call.name
     end.op = "IdentityN" if results else "NoOp"
-    end.input.extend(_inputs(list(given), [*effects, *controls]))
+    end.input.extend(_inputs(list(outputs), [*effects, *controls]))
     if results:
         end.attr["T"].list.type.extend(types)
     if len(call.attr[_SHAPES].list.shape):
         end.attr[_SHAPES].CopyFrom(call.attr[_SHAPES])
     body_names = tuple(node.name for node in function.node_def)
-    return InlinedCall(call.name, function.signature.name, tuple(data), body_names, given)
+    return InlinedCall(call.name, function.signature.name, tuple(data), body_names, outputs)
 
 
 def _results(out: GraphDef, call: NodeDef, results: Iterable[tuple[str, int]], controls: list[str]) -> tuple[str, ...]:

@@ -62,13 +62,13 @@ def compact_lines(folder: str) -> Iterator[str]:
 
 def _follows(folder: str) -> dict[str, str]:
     """For each increment of a folder that follows a checkpoint, the description of that checkpoint."""
-    found = {}
+    base_by_increment = {}
     for prefix, chain, _ in chains(list_prefixes(folder)) if tf.io.gfile.isdir(folder) else ():
         before = prefix
         for bundle, _ in chain.increments if isinstance(chain, Chain) else ():
-            found[bundle.prefix] = f"follows {shown(posixpath.basename(before))}"
+            base_by_increment[bundle.prefix] = f"follows {shown(posixpath.basename(before))}"
             before = bundle.prefix
-    return found
+    return base_by_increment
 
 
 def verify_checkpoints(folder: str) -> Iterator[tuple[str, bool]]:
@@ -119,12 +119,12 @@ def _open_each(folder: str) -> Iterator[tuple[str, Bundle | DamagedCheckpoint]]:
     """Yields the prefixes of a folder's checkpoints, each with the open checkpoint, or why it cannot be opened."""
     path = absolute(folder)
     with file_errors(f"Cannot read the folder {shown(folder)}", "Name another."):
-        found = [*list_prefixes(path), *increments_in(path)] if tf.io.gfile.isdir(path) else []
-        if not found:
+        prefixes = [*list_prefixes(path), *increments_in(path)] if tf.io.gfile.isdir(path) else []
+        if not prefixes:
             raise CheckpointError(
                 f"{shown(folder)} has no checkpoints. Name the folder that CheckPointConfig.ckpt_dir names."
             )
-        for prefix in found:
+        for prefix in prefixes:
             try:
                 yield prefix, Bundle(prefix)
             except DamagedCheckpoint as error:

@@ -95,8 +95,8 @@ def export_plain(checkpoint: str, folder: str, chunk_bytes: int = CHUNK_BYTES) -
         CheckpointError: when the checkpoint is damaged, or files cannot be read or written.
     """
     bundle = open_checkpoint(checkpoint)
-    kept = [tensor for tensor in bundle.tensors.values() if not tensor.key.startswith(OWN_KEYS)]
-    if unread := [tensor.key for tensor in kept if tensor.dtype in _UNREAD]:
+    user_tensors = [tensor for tensor in bundle.tensors.values() if not tensor.key.startswith(OWN_KEYS)]
+    if unread := [tensor.key for tensor in user_tensors if tensor.dtype in _UNREAD]:
         raise CheckpointError(
             f"Only numbers and strings can be exported, but {shown(unread[0])} in {bundle.prefix} has another type."
         )
@@ -107,7 +107,7 @@ def export_plain(checkpoint: str, folder: str, chunk_bytes: int = CHUNK_BYTES) -
             name = f"{NAME}-{name.rpartition('-')[2]}"
         writer = Writer(target, 0, chunk_bytes, name=name)
         writer.begin()
-        copy(bundle, [part for tensor in kept for part in stored_parts(tensor)], writer, chunk_bytes)
+        copy(bundle, [part for tensor in user_tensors for part in stored_parts(tensor)], writer, chunk_bytes)
         return writer.finish()
 
 

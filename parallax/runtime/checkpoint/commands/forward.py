@@ -82,7 +82,7 @@ def forward_graph(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -
 def output_candidates(view: GraphView) -> list[str]:
     """Likely outputs of a model: tensors computed from variables that no node reads, or that join with labels."""
     seen: dict[str, tuple[bool, frozenset[str]]] = {}
-    found = []
+    candidates = []
     for node in view.topological_order():
         op = view.op(node)
         before = [seen[one] for one in view.predecessors(node) if one in seen]
@@ -94,10 +94,10 @@ def output_candidates(view: GraphView) -> list[str]:
             continue  # the nodes after it are excluded too
         else:
             seen[node] = (any(v for v, _ in before), frozenset().union(*(fed for _, fed in before)))
-            found += _find_joins(view, node, seen)
+            candidates += _find_joins(view, node, seen)
     read = {one for node in seen for one in view.predecessors(node)}
     ends = [node for node, (learned, fed) in seen.items() if learned and fed and node not in read]
-    return list(dict.fromkeys([*found, *(f"{node}:0" for node in ends if view.outputs(node))]))
+    return list(dict.fromkeys([*candidates, *(f"{node}:0" for node in ends if view.outputs(node))]))
 
 
 def _find_joins(view: GraphView, node: str, seen: dict[str, tuple[bool, frozenset[str]]]) -> list[str]:
@@ -128,7 +128,7 @@ def _name_tensors(view: GraphView, words: Sequence[str], option: str) -> dict[st
     Raises:
         CheckpointError: when there is no such tensor, or two have one name.
     """
-    found: dict[str, str] = {}
+    tensor_by_name: dict[str, str] = {}
     for word in words:
         name, _, tensor = word.rpartition("=")
         tensor = tensor_name(tensor)
@@ -139,42 +139,44 @@ def _name_tensors(view: GraphView, words: Sequence[str], option: str) -> dict[st
                 f"{option} must name a tensor of the graph, and {shown(word)} is none. "
                 f"{_list_names('Near it are', near) or 'Name another.'}"
             )
-        if name and name in found:
+        if name and name in tensor_by_name:
             raise CheckpointError(f"{option} must give each tensor its own name, and {shown(name)} is given twice.")
-        found |= {name: tensor} if name else _as_keys([tensor], found)
-    return found
+        tensor_by_name |= {name: tensor} if name else _as_keys([tensor], tensor_by_name)
+    return tensor_by_name
 
 
-def _as_keys(tensors: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
+def _as_keys(tensors: Iterable[str], used_keys: Iterable[str] = ()) -> dict[str, str]:
     """Assigns a name to each tensor: the last component of its op's name, or the full name if that is taken."""
-    found: dict[str, str] = {}
+    tensor_by_key: dict[str, str] = {}
     for tensor in tensors:
         node, number = split_tensor(tensor)
         words = [node.rpartition("/")[2], node, f"{node}_{number}"] if not number else [f"{node}_{number}"]
-        found[next(word for word in [*words, tensor] if word not in found and word not in taken)] = tensor
-    return found
+        tensor_by_key[
+            next(word for word in [*words, tensor] if word not in tensor_by_key and word not in used_keys)
+        ] = tensor
+    return tensor_by_key
 
 
 def _open_inputs(view: GraphView, outputs: Iterable[str]) -> list[str]:
     """The tensors that must be fed for some outputs: from placeholders and iterators, in graph order."""
-    found, waiting, seen = set(), [split_tensor(tensor)[0] for tensor in outputs], set()
+    inputs, waiting, seen = set(), [split_tensor(tensor)[0] for tensor in outputs], set()
     while waiting:
         node = waiting.pop()
         if node in seen:
             continue
         seen.add(node)
         if view.op(node) == "Placeholder":
-            found.add(f"{node}:0")
+            inputs.add(f"{node}:0")
             continue
         for tensor in view.inputs(node):
             producer = split_tensor(tensor)[0]
             if view.op(producer).startswith("IteratorGetNext"):
-                found.add(tensor)
+                inputs.add(tensor)
             else:
                 waiting.append(producer)
         waiting += view.controls(node)
     place = {node: number for number, node in enumerate(view.nodes)}
-    return sorted(found, key=lambda tensor: (place[split_tensor(tensor)[0]], split_tensor(tensor)[1]))
+    return sorted(inputs, key=lambda tensor: (place[split_tensor(tensor)[0]], split_tensor(tensor)[1]))
 
 
 def _initializers(graph: Graph, view: GraphView, needed: set[str]) -> tuple[str, ...]:
@@ -183,7 +185,7 @@ def _initializers(graph: Graph, view: GraphView, needed: set[str]) -> tuple[str,
     Raises:
         CheckpointError: when a table is filled from a file, which would have to accompany the exported ones.
     """
-    found = []
+    initializers = []
     for one in graph.get_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS):
         tables = {split_tensor(tensor)[0] for tensor in view.inputs(one.name)} & needed
         if tables and view.op(one.name) in _FILE_TABLES:
@@ -192,8 +194,8 @@ def _initializers(graph: Graph, view: GraphView, needed: set[str]) -> tuple[str,
                 "Name what is looked up in it by --input."
             )
         if tables:
-            found.append(str(one.name))
-    return tuple(found)
+            initializers.append(str(one.name))
+    return tuple(initializers)
 
 
 def _check_needed(view: GraphView, needed: set[str], cut: frozenset[str], outputs: dict[str, str]) -> None:
@@ -202,20 +204,20 @@ def _check_needed(view: GraphView, needed: set[str], cut: frozenset[str], output
     Raises:
         CheckpointError: names the op and the outputs.
     """
-    wanted = ", ".join(outputs.values())
+    listed = ", ".join(outputs.values())
     for node in sorted(needed - cut):
         op = view.op(node)
         if op == "Placeholder":
             raise CheckpointError(
-                f"The inputs must be all that the outputs need, and {wanted} needs {node}:0 too. Add --input {node}:0, "
+                f"The inputs must be all that the outputs need, and {listed} needs {node}:0 too. Add --input {node}:0, "
                 "or leave --input out."
             )
-        _check_op(op, f"{wanted} needs {node} ({op})")
+        _check_op(op, f"{listed} needs {node} ({op})")
         if _writes(view.nodes[node]):
-            raise _make_refusal("must not write variables", f"{wanted} needs {node} ({op}), which does")
+            raise _make_refusal("must not write variables", f"{listed} needs {node} ({op}), which does")
     for function in _functions(view, needed):
         for one in function.node_def:
-            called = f"{wanted} needs {function.signature.name}, a function with {one.name} ({one.op})"
+            called = f"{listed} needs {function.signature.name}, a function with {one.name} ({one.op})"
             _check_op(one.op, called)
             if _writes(one):
                 raise _make_refusal("must not write variables", f"{called}, which does")
@@ -239,14 +241,14 @@ def _make_refusal(rule: str, what: str) -> CheckpointError:
 def _functions(view: GraphView, nodes: Iterable[str]) -> list[FunctionDef]:
     """The functions of the library that some nodes call, directly or indirectly."""
     by_name = {function.signature.name: function for function in view.graph_def.library.function}
-    found: dict[str, FunctionDef] = {}
+    function_by_name: dict[str, FunctionDef] = {}
     waiting = [name for node in nodes for name in _find_called(view.nodes[node])]
     while waiting:
         name = waiting.pop()
-        if name in by_name and name not in found:
-            found[name] = by_name[name]
+        if name in by_name and name not in function_by_name:
+            function_by_name[name] = by_name[name]
             waiting += [called for node in by_name[name].node_def for called in _find_called(node)]
-    return [found[name] for name in sorted(found)]
+    return [function_by_name[name] for name in sorted(function_by_name)]
 
 
 def _find_called(node: NodeDef) -> Iterator[str]:
@@ -311,10 +313,10 @@ def _bare(node: NodeDef, needed: set[str]) -> NodeDef:
     made.device = ""
     made.op = _BY_REFERENCE.get(node.op, node.op)
     made.attr.pop("_output_shapes", None)
-    beside = [name for name in made.attr["_class"].list.s if name.decode().removeprefix("loc:@") in needed]
+    colocated = [name for name in made.attr["_class"].list.s if name.decode().removeprefix("loc:@") in needed]
     made.attr.pop("_class", None)
-    if beside:
-        made.attr["_class"].list.s.extend(beside)
+    if colocated:
+        made.attr["_class"].list.s.extend(colocated)
     return made
 
 

@@ -102,10 +102,10 @@ class Bundle:
         """
         ends = {row for p in self.tensors[key].pieces for row in (p.start[0], p.start[0] + p.shape[0])}
         cuts = sorted({0, rows, *(row - first for row in ends if first < row < first + rows)})
-        found = []
+        row_ranges = []
         for low, high in zip(cuts, cuts[1:], strict=False):
-            found += [(low + start, count) for start, count in chunks(high - low, row_bytes, chunk_bytes)]
-        return found
+            row_ranges += [(low + start, count) for start, count in chunks(high - low, row_bytes, chunk_bytes)]
+        return row_ranges
 
     def read(self, key: str, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
         """Reads the box from `start` of `shape`; strings as an array of bytes objects.
@@ -114,7 +114,7 @@ class Bundle:
             DamagedCheckpoint: when bytes of it fail their checksum, or a part of it is missing.
         """
         tensor = self.tensors[key]
-        found = np.empty(shape, object if tensor.dtype == _STRING else tf.as_dtype(tensor.dtype).as_numpy_dtype)
+        box = np.empty(shape, object if tensor.dtype == _STRING else tf.as_dtype(tensor.dtype).as_numpy_dtype)
         filled = 0
         for piece in tensor.pieces:
             low = [max(a, b) for a, b in zip(start, piece.start, strict=True)]
@@ -126,11 +126,11 @@ class Bundle:
             rows = self._rows(tensor, piece, low[0] - piece.start[0], high[0] - low[0])
             put = _cut(low, high, start)
             taken_columns = (slice(None), *_cut(low, high, piece.start)[1:])
-            found[put] = rows[taken_columns]
-            filled += found[put].size
-        if filled != found.size:
+            box[put] = rows[taken_columns]
+            filled += box[put].size
+        if filled != box.size:
             raise make_damage_error(f"{self.prefix}.index", f"a part of {key} is missing")
-        return found
+        return box
 
     def verify(self) -> list[str]:
         """Reads and checks the full checkpoint, in bounded memory; returns the keys that cannot be checked.
@@ -152,8 +152,8 @@ class Bundle:
             return self._whole(tensor, piece)[first : first + count]
         dtype = np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype)
         row_bytes = math.prod(piece.shape[1:]) * dtype.itemsize
-        found = np.frombuffer(self._range(piece, first * row_bytes, count * row_bytes), dtype)
-        return found.reshape(count, *piece.shape[1:])
+        values = np.frombuffer(self._range(piece, first * row_bytes, count * row_bytes), dtype)
+        return values.reshape(count, *piece.shape[1:])
 
     def _whole(self, tensor: Tensor, piece: StoredSlice) -> Array:
         """All of one piece."""
@@ -172,8 +172,8 @@ class Bundle:
         block, end = first // BLOCK_BYTES, min(piece.size, -(-(first + count) // BLOCK_BYTES) * BLOCK_BYTES)
         start = block * BLOCK_BYTES
         content = _bytes_at(piece.file, piece.position + start, end - start)
-        _, found = join_checksums(content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES))
-        if found != crcs[block : block + len(found)]:
+        _, block_crcs = join_checksums(content[at : at + BLOCK_BYTES] for at in range(0, len(content), BLOCK_BYTES))
+        if block_crcs != crcs[block : block + len(block_crcs)]:
             raise _other_checksum(piece)
         return memoryview(content)[first - start : first - start + count]
 
@@ -214,7 +214,7 @@ def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
     header = tensor_bundle_pb2.BundleHeaderProto.FromString(entries[b""])
     if header.endianness != header.LITTLE:
         raise ValueError("a byte order other than little-endian")
-    found = {}
+    tensor_by_key = {}
     for name, value in entries.items():
         if not name or name.startswith(b"\0"):
             continue
@@ -229,8 +229,8 @@ def _tensors(prefix: str, entries: dict[bytes, bytes]) -> dict[str, Tensor]:
         pieces = tuple(_piece(prefix, header.num_shards, start, size, own, dtype) for start, size, own in boxes)
         if math.prod(shape) < sum(math.prod(piece.shape) for piece in pieces):
             raise ValueError(f"parts that exceed {name!r}")
-        found[name.decode()] = Tensor(name.decode(), dtype.name, shape, pieces)
-    return found
+        tensor_by_key[name.decode()] = Tensor(name.decode(), dtype.name, shape, pieces)
+    return tensor_by_key
 
 
 def _piece(
@@ -240,9 +240,9 @@ def _piece(
     if not 0 <= own.shard_id < shards or own.offset < 0 or own.size < 0 or any(d < 0 for d in shape):
         raise ValueError("an impossible location")
     if dtype.name not in (_STRING, *_UNREAD):
-        wanted = math.prod(shape) * np.dtype(dtype.as_numpy_dtype).itemsize
-        if own.size != wanted or own.dtype != dtype.as_datatype_enum:
-            raise ValueError(f"{own.size} bytes for {wanted} of {dtype.name}")
+        expected_bytes = math.prod(shape) * np.dtype(dtype.as_numpy_dtype).itemsize
+        if own.size != expected_bytes or own.dtype != dtype.as_datatype_enum:
+            raise ValueError(f"{own.size} bytes for {expected_bytes} of {dtype.name}")
     file = f"{prefix}.data-{own.shard_id:05d}-of-{shards:05d}"
     return StoredSlice(start, shape, file, int(own.offset), int(own.size), int(own.crc32c))
 
@@ -293,9 +293,9 @@ def _bytes_at(path: str, position: int, length: int) -> bytes:
     with tf.io.gfile.GFile(path, "rb") as file:
         try:
             file.seek(position)
-            found = file.read(length)
+            content = file.read(length)
         except tf.errors.OutOfRangeError:
-            found = b""
-    if len(found) != length:
+            content = b""
+    if len(content) != length:
         raise make_damage_error(path, f"it is truncated before byte {position + length}")
-    return bytes(found)
+    return bytes(content)

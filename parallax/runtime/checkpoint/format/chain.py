@@ -39,14 +39,14 @@ class Chain:
     """A full checkpoint and its increments, open for reading like a `Bundle`.
 
     Attributes:
-        whole: the full one.
+        full: the full one.
         increments: those that follow, in order; each with its header.
         tensors: of the last state of the chain, by key: each as described by the last checkpoint that has all of it. A
             resumed job may have other positions than the job before it, or none, so tensors under OWN_KEYS come from
             the last checkpoint alone.
     """
 
-    whole: Bundle
+    full: Bundle
     increments: tuple[tuple[Bundle, Header], ...] = ()
     is_damaged_at: int | None = None
     tensors: dict[str, Tensor] = field(init=False)
@@ -54,25 +54,25 @@ class Chain:
     _numbers_of: str = ""
 
     def __post_init__(self) -> None:
-        bundles = (self.whole, *(bundle for bundle, _ in self.increments))
-        found = {k: t for one in bundles for k, t in one.tensors.items() if not k.startswith(OWN_KEYS)}
+        bundles = (self.full, *(bundle for bundle, _ in self.increments))
+        tensor_by_key = {k: t for one in bundles for k, t in one.tensors.items() if not k.startswith(OWN_KEYS)}
         own = {k: t for k, t in bundles[-1].tensors.items() if k.startswith(OWN_KEYS) and is_state(k)}
-        self.tensors = found | own
+        self.tensors = tensor_by_key | own
 
     @property
     def prefix(self) -> str:
         """The last checkpoint's name."""
-        return self.increments[-1][0].prefix if self.increments else self.whole.prefix
+        return self.increments[-1][0].prefix if self.increments else self.full.prefix
 
     @property
     def header(self) -> Header | None:
         """The last checkpoint's header; None without one."""
-        return self.increments[-1][1] if self.increments else header_of(self.whole)
+        return self.increments[-1][1] if self.increments else header_of(self.full)
 
     @property
     def damaged_prefix(self) -> str:
         """The name of the checkpoint that was being read last."""
-        return self.whole.prefix if self.is_damaged_at is None else self.increments[self.is_damaged_at][0].prefix
+        return self.full.prefix if self.is_damaged_at is None else self.increments[self.is_damaged_at][0].prefix
 
     def ranges(self, key: str, first: int, rows: int, row_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
         """Same as `Bundle.ranges`, for the last checkpoint that has all rows."""
@@ -87,13 +87,13 @@ class Chain:
         """
         begin, bundle = self._begin(key)
         self.is_damaged_at = begin - 1 if begin else None
-        found = bundle.read(key, start, shape)
+        values = bundle.read(key, start, shape)
         for number, (one, header) in enumerate(self.increments[begin:], begin):
             self.is_damaged_at = number
             for table in header.tables:
                 if table.key == key:
-                    found = self._over(found, number, one, table, start, shape)
-        return found
+                    values = self._overlay(values, number, one, table, start, shape)
+        return values
 
     def _begin(self, key: str) -> tuple[int, Bundle]:
         """The last checkpoint that has all of a tensor, and the number of the increment after it."""
@@ -101,9 +101,9 @@ class Chain:
             bundle, header = self.increments[number - 1]
             if key in bundle.tensors and all(table.key != key for table in header.tables):
                 return number, bundle
-        return 0, self.whole
+        return 0, self.full
 
-    def _over(
+    def _overlay(
         self,
         below: Any,
         number: int,
@@ -123,13 +123,13 @@ class Chain:
             return below
         box = tuple(a - s for (a, _), s in zip(columns, table.start, strict=True))
         values = bundle.read(table.values, (int(low), *box), (int(high - low), *(b - a for a, b in columns)))
-        found = below if below.flags.writeable else below.copy()
+        overlaid = below if below.flags.writeable else below.copy()
         place = (
             rows[low:high] - start[0],
             *(slice(a - s, b - s) for (a, b), s in zip(columns, start[1:], strict=True)),
         )
-        found[place] = values
-        return found
+        overlaid[place] = values
+        return overlaid
 
     def _row_numbers(self, number: int, bundle: Bundle, table: RowsWritten) -> Array:
         """The row numbers of a variable in an increment; cached while that variable is read."""
@@ -138,7 +138,7 @@ class Chain:
         place = (number, table.rows)
         if place not in self._numbers:
             rows = bundle.read(table.rows, (0,), bundle.tensors[table.rows].shape)
-            whole = self.whole.tensors[table.key].shape
+            whole = self.full.tensors[table.key].shape
             values = bundle.tensors[table.values]
             if rows.ndim != 1 or values.shape[0] != len(rows) or len(values.shape) != len(whole):
                 raise make_damage_error(bundle.prefix, f"it does not have the rows of {table.key} that it lists")
@@ -163,14 +163,14 @@ class States:
         if self._chains is None:
             self._chains = chains(candidates(self._folder))
         while not self._is_shorter:
-            prefix, found, notes = next(self._chains, ("", None, ()))
+            prefix, opened, notes = next(self._chains, ("", None, ()))
             self.notes += notes
-            if found is None:
+            if opened is None:
                 return None
-            if isinstance(found, Chain):
-                self._now = found
+            if isinstance(opened, Chain):
+                self._now = opened
                 break
-            self.notes.append(f"Skipped {prefix}: {found}.")
+            self.notes.append(f"Skipped {prefix}: {opened}.")
         self._is_shorter = False
         return self.open_chain().prefix
 
@@ -191,7 +191,7 @@ class States:
         self.notes.append(f"Skipped {self._now.damaged_prefix}: {error}.")
         at = self._now.is_damaged_at
         self._is_shorter = at is not None
-        self._now = None if at is None else Chain(self._now.whole, self._now.increments[:at])
+        self._now = None if at is None else Chain(self._now.full, self._now.increments[:at])
 
 
 def chains(prefixes: Sequence[str]) -> Iterator[tuple[str, Chain | DamagedCheckpoint, tuple[str, ...]]]:
@@ -200,17 +200,21 @@ def chains(prefixes: Sequence[str]) -> Iterator[tuple[str, Chain | DamagedCheckp
     Args:
         prefixes: of full checkpoints of one folder.
     """
-    found, notes = opened_increments(posixpath.dirname(prefixes[0])) if prefixes else ({}, [])
+    increments, notes = opened_increments(posixpath.dirname(prefixes[0])) if prefixes else ({}, [])
     for number, prefix in enumerate(prefixes):
-        said = tuple(notes) if not number else ()
+        chain_notes = tuple(notes) if not number else ()
         try:
             whole = Bundle(prefix)
             own = header_of(whole)
         except DamagedCheckpoint as error:
-            yield prefix, error, said
+            yield prefix, error, chain_notes
             continue
-        following = followers(own.id if own else "", {name: header for name, (_, header) in found.items()})
-        yield prefix, Chain(whole, tuple(found[name] for name in following.prefixes)), (*said, *following.notes)
+        following = followers(own.id if own else "", {name: header for name, (_, header) in increments.items()})
+        yield (
+            prefix,
+            Chain(whole, tuple(increments[name] for name in following.prefixes)),
+            (*chain_notes, *following.notes),
+        )
 
 
 def state_of(prefix: str) -> Chain | Bundle:
@@ -235,29 +239,29 @@ def chain_of(increment: str) -> Chain:
     for _, chain, _ in chains(sorted(wholes)):
         names = [bundle.prefix for bundle, _ in chain.increments] if isinstance(chain, Chain) else []
         if isinstance(chain, Chain) and increment in names:
-            return Chain(chain.whole, chain.increments[: names.index(increment) + 1])
+            return Chain(chain.full, chain.increments[: names.index(increment) + 1])
     raise make_damage_error(f"{increment}.index", "a checkpoint that it follows does not exist")
 
 
 def opened_increments(folder: str) -> tuple[dict[str, tuple[Bundle, Header]], list[str]]:
     """Opens the readable increments of a folder, with their headers; also returns messages about the others."""
-    found, notes = {}, []
+    opened, notes = {}, []
     for prefix in increments_in(folder):
         try:
             bundle = Bundle(prefix)
             header = header_of(bundle)
             if header is None:
                 raise make_damage_error(f"{prefix}.index", "it does not say which checkpoint it follows")
-            found[prefix] = (bundle, header)
+            opened[prefix] = (bundle, header)
         except DamagedCheckpoint as error:
             notes.append(f"Skipped {prefix}: {error}.")
-    return found, notes
+    return opened, notes
 
 
 def increments_in(folder: str) -> list[str]:
     """The prefixes of the increments in a folder, by step."""
-    found = (path.removesuffix(".index") for path in tf.io.gfile.glob(posixpath.join(folder, f"{INCREMENT}-*.index")))
-    return sorted((prefix for prefix in found if is_increment(prefix)), key=lambda prefix: (len(prefix), prefix))
+    paths = (path.removesuffix(".index") for path in tf.io.gfile.glob(posixpath.join(folder, f"{INCREMENT}-*.index")))
+    return sorted((prefix for prefix in paths if is_increment(prefix)), key=lambda prefix: (len(prefix), prefix))
 
 
 def is_increment(prefix: str) -> bool:
@@ -302,9 +306,9 @@ def delete_others(folder: str, header: Header) -> list[str]:
 
 def _delete(folder: str, chosen: Callable[[dict[str, Header]], list[str]]) -> list[str]:
     """Deletes increments that cannot be read, and selected ones."""
-    found, _ = opened_increments(folder)
-    unread = [prefix for prefix in increments_in(folder) if prefix not in found]
-    gone = [*unread, *chosen({prefix: header for prefix, (_, header) in found.items()})]
-    for prefix in gone:
+    increments, _ = opened_increments(folder)
+    unread = [prefix for prefix in increments_in(folder) if prefix not in increments]
+    deleted = [*unread, *chosen({prefix: header for prefix, (_, header) in increments.items()})]
+    for prefix in deleted:
         delete(prefix)
-    return gone
+    return deleted

@@ -133,21 +133,21 @@ class Retention:
         """
         if self.last is None:
             return []
-        found, stayed_s = [], -float("inf")
+        expired, stayed_s = [], -float("inf")
         for place, when_s in enumerate(written_s[: max(0, len(written_s) - (last or self.last))]):
             if self.every_hours is not None and when_s - stayed_s >= self.every_hours * _HOUR_S:
                 stayed_s = when_s
             else:
-                found.append(place)
-        return found
+                expired.append(place)
+        return expired
 
     def apply(self, folder: str, last: int | None = None) -> list[str]:
         """Deletes expired checkpoints of those that the file `checkpoint` names; returns the deleted ones."""
         pattern = re.compile(re.escape(posixpath.join(folder, NAME)) + r"-\d+")
         named = [prefix for prefix in _state(folder)[1] if tf.io.gfile.exists(f"{prefix}.index")]
-        own = [prefix for prefix in named if pattern.fullmatch(prefix)]
-        times_s = [tf.io.gfile.stat(f"{prefix}.index").mtime_nsec / 1e9 for prefix in own]
-        deleted = [own[place] for place in self.find_expired(times_s, last)]
+        prefixes = [prefix for prefix in named if pattern.fullmatch(prefix)]
+        times_s = [tf.io.gfile.stat(f"{prefix}.index").mtime_nsec / 1e9 for prefix in prefixes]
+        deleted = [prefixes[place] for place in self.find_expired(times_s, last)]
         for prefix in deleted:
             delete(prefix)
         if deleted:
@@ -185,5 +185,5 @@ def _write_state(folder: str, prefixes: list[str]) -> None:
 def _there(folder: str) -> list[str]:
     """The prefixes of the checkpoints whose index is in a folder, by step."""
     names = (posixpath.basename(path) for path in tf.io.gfile.glob(posixpath.join(folder, f"{NAME}-*.index")))
-    found = (re.fullmatch(re.escape(NAME) + r"-(\d+)\.index", name) for name in names)
-    return [posixpath.join(folder, f"{NAME}-{step}") for step in sorted(int(match[1]) for match in found if match)]
+    matches = (re.fullmatch(re.escape(NAME) + r"-(\d+)\.index", name) for name in names)
+    return [posixpath.join(folder, f"{NAME}-{step}") for step in sorted(int(match[1]) for match in matches if match)]

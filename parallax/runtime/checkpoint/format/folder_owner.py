@@ -124,7 +124,7 @@ class FolderClaim:
         """Path of the mark."""
         return posixpath.join(self.folder, OWNER)
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Acquires the folder, or verifies that it still belongs to this process; waits if an owner may be dead.
 
         Raises:
@@ -137,23 +137,23 @@ class FolderClaim:
         self._begin()
 
     def wait(self) -> None:
-        """Acquires the folder like `take`, but waits until a live job has released it."""
+        """Acquires the folder like `acquire`, but waits until a live job has released it."""
         while True:
             try:
-                return self.take()
+                return self.acquire()
             except FolderInUse as error:
                 log.info(f"{error} Waiting for it.")
                 time.sleep(self.limits.beat_s)
 
     def _begin(self) -> None:
         tf.io.gfile.makedirs(self.folder)
-        mark = _own_mark(self.job, self.title)
+        mark = _make_mark(self.job, self.title)
         while True:
-            found = _read(self.path)
-            if found is None and _make(self.path, replace(mark, state=_HOLDS)):
+            mark_in_folder = _read(self.path)
+            if mark_in_folder is None and _make(self.path, replace(mark, state=_HOLDS)):
                 break
-            if found is not None:
-                self._take_from(found, mark)
+            if mark_in_folder is not None:
+                self._take_over(mark_in_folder, mark)
                 break
         self._mark = replace(mark, state=_HOLDS)
         self._ended = threading.Event()
@@ -166,28 +166,28 @@ class FolderClaim:
         if mark is None:
             return
         with contextlib.suppress(OSError, tf.errors.OpError):  # the next owner detects it
-            found = _read(self.path)
-            if found is not None and found.claim == mark.claim:
+            mark_in_folder = _read(self.path)
+            if mark_in_folder is not None and mark_in_folder.claim == mark.claim:
                 tf.io.gfile.remove(self.path)
 
-    def _take_from(self, found: OwnerMark, mark: OwnerMark) -> None:
-        settle_s = 0.0 if found.job == self.job else self._outlived_s(found)
-        _put(self.path, mark)
+    def _take_over(self, previous: OwnerMark, mark: OwnerMark) -> None:
+        settle_s = 0.0 if previous.job == self.job else self._outlived_s(previous)
+        _write_mark(self.path, mark)
         time.sleep(settle_s)
         now = _read(self.path)
         if now is not None and now.claim != mark.claim:
             raise self._in_use(now)
-        _put(self.path, replace(mark, state=_HOLDS))
+        _write_mark(self.path, replace(mark, state=_HOLDS))
 
-    def _outlived_s(self, found: OwnerMark) -> float:
+    def _outlived_s(self, previous: OwnerMark) -> float:
         """Verifies that an owner is dead; returns how long a claim must stay before it counts."""
         own_machine = _machine()
-        if found.machine == own_machine:
-            if _began(found.process) == found.began:
-                raise self._in_use(found)
+        if previous.machine == own_machine:
+            if _began(previous.process) == previous.began:
+                raise self._in_use(previous)
             return self.limits.settle_s
         log.info(
-            f"Checkpoints in {shown(self.folder)} belong to {found}; within {self.limits.silent_s:g} s it will be "
+            f"Checkpoints in {shown(self.folder)} belong to {previous}; within {self.limits.silent_s:g} s it will be "
             "known whether that job is still running."
         )
         until_s = time.monotonic() + self.limits.silent_s
@@ -196,7 +196,7 @@ class FolderClaim:
             now = _read(self.path)
             if now is None:
                 return self.limits.settle_s
-            if now != found:
+            if now != previous:
                 raise self._in_use(now)
         return 2 * self.limits.beat_s
 
@@ -204,18 +204,20 @@ class FolderClaim:
         """Verifies that the folder still belongs to this process; a deleted mark is recreated."""
         if self._mark is None:
             return
-        found = self._lost_to or _read(self.path)
-        if found is None:
+        mark_in_folder = self._lost_to or _read(self.path)
+        if mark_in_folder is None:
             _make(self.path, self._mark)
-        elif self._is_lost_to(found):
-            self._lost_to = found
-            raise self._in_use(found, " It took over the folder while this job did not respond.")
+        elif self._is_lost_to(mark_in_folder):
+            self._lost_to = mark_in_folder
+            raise self._in_use(mark_in_folder, " It took over the folder while this job did not respond.")
 
-    def _is_lost_to(self, found: OwnerMark) -> bool:
+    def _is_lost_to(self, other: OwnerMark) -> bool:
         """Whether a mark says that another process owns the folder now; a claim is only a request."""
-        own = self._mark
+        mark = self._mark
         return (
-            own is not None and found.state == _HOLDS and (found.machine, found.process) != (own.machine, own.process)
+            mark is not None
+            and other.state == _HOLDS
+            and (other.machine, other.process) != (mark.machine, mark.process)
         )
 
     def _keep(self) -> None:
@@ -224,18 +226,18 @@ class FolderClaim:
         while mark is not None and not ended.wait(self.limits.beat_s):
             mark = replace(mark, beat=mark.beat + 1)
             with contextlib.suppress(OSError, tf.errors.OpError):
-                found = _read(self.path)
-                if found is not None and self._is_lost_to(found):
-                    self._lost_to = found
+                mark_in_folder = _read(self.path)
+                if mark_in_folder is not None and self._is_lost_to(mark_in_folder):
+                    self._lost_to = mark_in_folder
                     return
                 if ended.is_set():
                     return
-                if found is None:
+                if mark_in_folder is None:
                     _make(self.path, mark)
-                elif found.claim == mark.claim:
+                elif mark_in_folder.claim == mark.claim:
                     _change(self.path, mark)
-                elif found.state == _CLAIMS:
-                    _put(self.path, mark)
+                elif mark_in_folder.state == _CLAIMS:
+                    _write_mark(self.path, mark)
 
     def _in_use(self, owner: OwnerMark, more: str = "") -> FolderInUse:
         return FolderInUse(
@@ -256,7 +258,7 @@ def claim_of(folder: str, title: str = "") -> FolderClaim:
     return FolderClaim(folder, number, title or name)
 
 
-def _own_mark(job: str, title: str) -> OwnerMark:
+def _make_mark(job: str, title: str) -> OwnerMark:
     process = os.getpid()
     return OwnerMark(uuid.uuid4().hex, job, title, socket.gethostname(), process, _began(process) or 0, _machine())
 
@@ -290,7 +292,7 @@ def _read(path: str) -> OwnerMark | None:
         return OwnerMark.from_text(file.read())
 
 
-def _put(path: str, mark: OwnerMark) -> None:
+def _write_mark(path: str, mark: OwnerMark) -> None:
     """Writes a mark, replacing any existing one."""
     unfinished = f"{path}.{mark.claim}"
     with tf.io.gfile.GFile(unfinished, "w") as file:
@@ -301,7 +303,7 @@ def _put(path: str, mark: OwnerMark) -> None:
 def _make(path: str, mark: OwnerMark) -> bool:
     """Writes a mark if there is none; returns whether there was none."""
     if "://" in path:  # no atomic create-if-absent operation
-        _put(path, mark)
+        _write_mark(path, mark)
         return True
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -315,7 +317,7 @@ def _make(path: str, mark: OwnerMark) -> bool:
 def _change(path: str, mark: OwnerMark) -> None:
     """Writes this process's mark with another beat; on local file systems in place, which works on a full disk."""
     if "://" in path:
-        _put(path, mark)
+        _write_mark(path, mark)
         return
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:

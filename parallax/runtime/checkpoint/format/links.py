@@ -76,10 +76,10 @@ def header_from(text: str) -> Header:
     """
     raw = json.loads(text)
     tables = tuple(RowsWritten(**{**one, "start": tuple(map(int, one["start"]))}) for one in raw.pop("tables"))
-    found = Header(**raw, tables=tables)
-    if not all(_ID.fullmatch(one) for one in (found.id, *filter(None, (found.base, found.before)))):
+    header = Header(**raw, tables=tables)
+    if not all(_ID.fullmatch(one) for one in (header.id, *filter(None, (header.base, header.before)))):
         raise ValueError("ids that are none")
-    return found
+    return header
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +102,23 @@ def followers(base: str, increments: Mapping[str, Header]) -> Followers:
         base: its id.
         increments: prefix -> header, of all readable increments.
     """
-    own = {prefix: header for prefix, header in increments.items() if base and header.base == base}
+    header_by_prefix = {prefix: header for prefix, header in increments.items() if base and header.base == base}
     chain: list[str] = []
     notes: list[str] = []
     last = base
     while True:
-        following = sorted(prefix for prefix, header in own.items() if header.before == last and prefix not in chain)
+        following = sorted(
+            prefix for prefix, header in header_by_prefix.items() if header.before == last and prefix not in chain
+        )
         if len(following) > 1:
             notes.append(f"Skipped {' and '.join(following)}: both follow the same checkpoint.")
         if len(following) != 1:
             break
         chain.append(following[0])
-        last = own[following[0]].id
-    skipped = sorted(set(own) - set(chain) - set(following), key=lambda prefix: (own[prefix].step, prefix))
+        last = header_by_prefix[following[0]].id
+    skipped = sorted(
+        set(header_by_prefix) - set(chain) - set(following), key=lambda prefix: (header_by_prefix[prefix].step, prefix)
+    )
     notes += [f"Skipped {prefix}: an increment that it follows does not exist." for prefix in skipped]
     return Followers(tuple(chain), tuple(notes))
 

@@ -54,15 +54,15 @@ def table(content: bytes, path: str) -> dict[bytes, bytes]:
     if free != len(content) - _FOOTER_BYTES:
         raise make_damage_error(path, f"its blocks end at byte {free} of {len(content) - _FOOTER_BYTES}")
     _block(content, meta, path)
-    found: dict[bytes, bytes] = {}
+    value_by_key: dict[bytes, bytes] = {}
     last = None
     for handle in handles:
         for key, value in _entries(_block(content, handle, path), path):
             if last is not None and key <= last:
                 raise make_damage_error(path, "its keys are not in order")
-            found[key] = value
+            value_by_key[key] = value
             last = key
-    return found
+    return value_by_key
 
 
 def varint(data: bytes, at: int, path: str) -> tuple[int, int]:
@@ -103,13 +103,13 @@ def _entries(block: bytes, path: str) -> Iterator[tuple[bytes, bytes]]:
     end, at, key = len(block) - 4 * (restarts + 1), 0, b""
     while at < end:
         shared, at = varint(block, at, path)
-        own, at = varint(block, at, path)
+        own_length, at = varint(block, at, path)
         length, at = varint(block, at, path)
-        if shared > len(key) or at + own + length > end:
+        if shared > len(key) or at + own_length + length > end:
             break
-        key = key[:shared] + block[at : at + own]
-        yield key, block[at + own : at + own + length]
-        at += own + length
+        key = key[:shared] + block[at : at + own_length]
+        yield key, block[at + own_length : at + own_length + length]
+        at += own_length + length
     if at != end:
         raise make_damage_error(path, "the entries of a block do not end at its end")
 

@@ -73,13 +73,13 @@ def check_fits(bundle: Readable, variables: Sequence[CheckpointEntry], remedy: s
     """
     wrong = []
     for one in variables:
-        found = bundle.tensors.get(one.key)
-        if found is None:
+        stored = bundle.tensors.get(one.key)
+        if stored is None:
             wrong.append(f"{one.key} {_shape(one.whole_shape)} is missing from it")
-        elif one.whole_shape is not None and found.shape != one.whole_shape:
-            wrong.append(f"{one.key} is {_shape(one.whole_shape)} in the graph and {_shape(found.shape)} in it")
-        elif found.dtype != one.dtype:
-            wrong.append(f"{one.key} is {one.dtype} in the graph and {found.dtype} in it")
+        elif one.whole_shape is not None and stored.shape != one.whole_shape:
+            wrong.append(f"{one.key} is {_shape(one.whole_shape)} in the graph and {_shape(stored.shape)} in it")
+        elif stored.dtype != one.dtype:
+            wrong.append(f"{one.key} is {one.dtype} in the graph and {stored.dtype} in it")
     if wrong:
         more = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
         raise CheckpointError(

@@ -112,7 +112,7 @@ def stored_variables(graph: Graph) -> tuple[CheckpointEntry, ...]:
     Args:
         graph: the user's graph.
     """
-    found: dict[str, CheckpointEntry] = {}
+    entry_by_key: dict[str, CheckpointEntry] = {}
     for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES):
         op = variable_op(variable)
         dtype = variable.dtype.base_dtype
@@ -121,8 +121,8 @@ def stored_variables(graph: Graph) -> tuple[CheckpointEntry, ...]:
         whole = tuple(int(d) for d in info.full_shape) if info is not None else shape
         offset = tuple(int(o) for o in info.var_offset) if info is not None else (0,) * len(shape or ())
         key = str(info.full_name) if info is not None else op
-        found[op] = CheckpointEntry(op, key, dtype.name, int(dtype.size), shape, whole, offset, info is not None)
-    return tuple(sorted(found.values(), key=lambda s: (s.key, s.offset, s.op)))
+        entry_by_key[op] = CheckpointEntry(op, key, dtype.name, int(dtype.size), shape, whole, offset, info is not None)
+    return tuple(sorted(entry_by_key.values(), key=lambda s: (s.key, s.offset, s.op)))
 
 
 def variable_op(variable: Variable) -> str:

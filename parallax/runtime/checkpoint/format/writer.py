@@ -51,7 +51,7 @@ class Writer:
         chunk_bytes: pieces are collected in a file up to this size.
         retention: which older checkpoints remain after this one.
         name: its own in the folder; empty for that of a checkpoint of its step.
-        worker: number of this process. Worker 0 begins and finishes; the others `join`.
+        worker: number of this process. Worker 0 begins and finishes; the others `register`.
         parts_name: of the folder for parts, in that of the unfinished checkpoint; drawn at random by `begin`.
         largest_bytes: the maximum in memory at once so far.
         notes: checkpoints that were deleted to make room, a sentence each.
@@ -100,14 +100,14 @@ class Writer:
             FolderInUse: the folder belongs to another job.
         """
         if self.claim is not None:
-            self.claim.take()
+            self.claim.acquire()
         tf.io.gfile.makedirs(self.folder)
         for left in tf.io.gfile.glob([posixpath.join(self.folder, f"{n}-*{UNFINISHED}") for n in (NAME, INCREMENT)]):
             tf.io.gfile.rmtree(left)
         self.parts_name = uuid.uuid4().hex
         tf.io.gfile.makedirs(self._part(""))
 
-    def join(self, parts_name: str) -> bool:
+    def register(self, parts_name: str) -> bool:
         """Returns whether this process sees worker 0's folder and may write there; leaves a marker file in it."""
         self.parts_name = parts_name
         try:
@@ -119,7 +119,7 @@ class Writer:
             return False
         return True
 
-    def has_joined(self, worker: int) -> bool:
+    def has_registered(self, worker: int) -> bool:
         """Whether the marker file of another process is in this process's folder."""
         return bool(tf.io.gfile.exists(self._sign(worker)))
 
@@ -164,7 +164,7 @@ class Writer:
         index = f"{merged}.index"
         settle(index)
         if self.claim is not None:
-            self.claim.take()
+            self.claim.acquire()
         delete(self.prefix)  # an older one of this step: it may have more files than the new one
         for path in [*sorted(tf.io.gfile.glob(f"{merged}.data-*")), index]:
             tf.io.gfile.rename(path, posixpath.join(self.folder, posixpath.basename(path)), overwrite=True)

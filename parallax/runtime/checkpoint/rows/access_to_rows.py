@@ -21,7 +21,7 @@ from parallax.runtime.checkpoint.rows.variable_rows import (
 _SCOPE = "parallax/storage/"
 
 
-def hold(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tuple[StoredVariable, ...]:
+def build_access(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tuple[StoredVariable, ...]:
     """Builds the readers and writers of variables in the default graph, which must be a worker's graph.
 
     Args:
@@ -29,7 +29,7 @@ def hold(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tup
         places: the placement of their rows.
         comm: communicator of the workers (mpi4py).
     """
-    found: list[StoredVariable] = []
+    accesses: list[StoredVariable] = []
     team = comm.Split(places.stage, comm.Get_rank()) if places.stages else comm
     with tf.name_scope(_SCOPE):
         low = tf.compat.v1.placeholder(tf.int64, [], name="low")
@@ -38,36 +38,38 @@ def hold(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm) -> tup
         for one in stored:
             parts, here = places.partitions.get(one.op, ()), places.here(one.op)
             if one.op in places.stages:
-                own = None if one.op in places.elsewhere else _held_by_stage(one, places, low, high, local_rows, team)
+                stage_rows = (
+                    None if one.op in places.elsewhere else _access_stage_rows(one, places, low, high, local_rows, team)
+                )
                 centre, is_read = (
                     places.centres.get(one.op),
                     not places.centres or places.stage == places.stages[one.op],
                 )
                 if centre is not None and one.op not in places.spread:
-                    found.append(RowsOfCentre(one, own, centre.value, comm))
+                    accesses.append(RowsOfCentre(one, stage_rows, centre.value, comm))
                 else:
                     shared = one.op in places.spread
-                    found.append(RowsOfStage(one, own, places.stages[one.op], comm, shared, is_read))
+                    accesses.append(RowsOfStage(one, stage_rows, places.stages[one.op], comm, shared, is_read))
                 continue
             if not one.has_rows:
                 value = _copied_value(one, here, comm)
-                found.append(ValueOnServer(one, _copied_value(one, parts[0], comm), value, comm) if parts else value)
+                accesses.append(ValueOnServer(one, _copied_value(one, parts[0], comm), value, comm) if parts else value)
                 continue
             lazy = places.lazily_updated
             on_servers = tuple(row_ops(one, part, low, high, local_rows, lazy) for part in parts)
             if one.op in places.absent:
-                found.append(RowsOnServers(one, on_servers, None, comm))
+                accesses.append(RowsOnServers(one, on_servers, None, comm))
                 continue
             ops = row_ops(one, here, low, high, local_rows, lazy)
             if one.op in places.spread:
-                found.append(ShardedRows(one, ops, places.spread[one.op], comm))
+                accesses.append(ShardedRows(one, ops, places.spread[one.op], comm))
             else:
                 copied = ReplicatedRows(one, ops, comm)
-                found.append(RowsOnServers(one, on_servers, copied, comm) if parts else copied)
-    return tuple(found)
+                accesses.append(RowsOnServers(one, on_servers, copied, comm) if parts else copied)
+    return tuple(accesses)
 
 
-def _held_by_stage(
+def _access_stage_rows(
     stored: CheckpointEntry, places: Places, low: Tensor, high: Tensor, local_rows: Tensor, team: Comm
 ) -> RowsHere:
     """This worker's part of a variable of its stage, whose workers are a team."""

@@ -16,7 +16,7 @@ import numpy as np
 from parallax.base.types import Array, Comm, Session, Value
 from parallax.runtime.checkpoint.format.links import HEADER, ROWS, VALUES, Header, RowsWritten
 from parallax.runtime.checkpoint.format.stored_tensors import chunks, slice_text
-from parallax.runtime.checkpoint.rows.dealing import DealtRows, deal, rounds, run_of
+from parallax.runtime.checkpoint.rows.dealing import DistributedRows, rounds, run_of, send_rows
 from parallax.runtime.checkpoint.rows.variable_rows import ReadableRows, ReadableVariable, RowsOnServers, ShardedRows
 from parallax.runtime.worker.barrier import barrier
 
@@ -26,14 +26,14 @@ _SPREAD = (ShardedRows, RowsOnServers)
 class Content(NamedTuple):
     """A tensor of a checkpoint or a slice of one, in the form of `Writer.add`.
 
-    `value` is None on workers that do not write it. If `is_dealt`, each writer has its own slice.
+    `value` is None on workers that do not write it. If `is_distributed`, each writer has its own slice.
     """
 
     key: str
     slice_spec: str
     dtype: str
     value: Value | None
-    is_dealt: bool = False
+    is_distributed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Contents:
     """The contents of one checkpoint.
 
     Attributes:
-        held: the variables that are written in full, in the same order on all workers.
+        variables: the variables that are written in full, in the same order on all workers.
         tables: those of which the touched rows are written.
         header: the checkpoint's header; None without one.
     """
 
-    held: Sequence[ReadableVariable]
+    variables: Sequence[ReadableVariable]
     tables: Sequence[TouchedTable] = ()
     header: Header | None = None
     _written: list[RowsWritten] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Contents:
     @property
     def has_spread_rows(self) -> bool:
         """Whether several workers have rows to write."""
-        return any(isinstance(one, _SPREAD) for one in self.held)
+        return any(isinstance(one, _SPREAD) for one in self.variables)
 
     def pieces(self, comm: Comm, session: Session, chunk_bytes: int, writers: Sequence[int]) -> Iterator[Content]:
         """Yields all contents in chunks; every worker must iterate over them.
@@ -73,9 +73,9 @@ class Contents:
             chunk_bytes: the maximum of a piece, unless a row has more.
             writers: the workers that write, ascending; worker 0 is one of them.
         """
-        for one in self.held:
+        for one in self.variables:
             if isinstance(one, _SPREAD):
-                yield from _dealt(one, session, chunk_bytes, writers)
+                yield from _distribute(one, session, chunk_bytes, writers)
                 continue
             for first, count in chunks(one.stored.rows, one.stored.row_bytes, chunk_bytes):
                 rows = one.read(session, first, count)
@@ -110,25 +110,25 @@ class Contents:
                 at += number
 
 
-def _dealt(one: DealtRows, session: Session, chunk_bytes: int, writers: Sequence[int]) -> Iterator[Content]:
+def _distribute(one: DistributedRows, session: Session, chunk_bytes: int, writers: Sequence[int]) -> Iterator[Content]:
     """Yields a variable in ranges of rows, one for each writing worker in each round."""
     stored, rank = one.stored, one.comm.Get_rank()
     for first, counts in rounds(one, writers, chunk_bytes):
-        rows = deal(one, session, first, counts)
+        rows = send_rows(one, session, first, counts)
         spec = stored.slice_spec(*run_of(rank, first, counts))
-        yield Content(stored.key, spec, stored.dtype, rows if rank in counts else None, is_dealt=True)
+        yield Content(stored.key, spec, stored.dtype, rows if rank in counts else None, is_distributed=True)
 
 
 def _read_marks(marks: ReadableVariable, comm: Comm, session: Session, chunk_bytes: int) -> Array:
     """Reads the marked rows, `[rows]`, on all workers."""
-    found = np.zeros(marks.stored.rows, bool)
+    marked = np.zeros(marks.stored.rows, bool)
     for first, count in chunks(marks.stored.rows, marks.stored.row_bytes, chunk_bytes):
-        own = marks.read(session, first, count)
-        if own is not None:
-            found[first : first + count] = own
+        piece = marks.read(session, first, count)
+        if piece is not None:
+            marked[first : first + count] = piece
     barrier(comm)
-    comm.Bcast(found.view(np.uint8))
-    return found
+    comm.Bcast(marked.view(np.uint8))
+    return marked
 
 
 def _spec(shape: tuple[int, ...], first: int, count: int) -> str:

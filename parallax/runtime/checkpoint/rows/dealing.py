@@ -22,7 +22,7 @@ from parallax.runtime.worker.barrier import barrier
 _SMALL = 16  # variables of at most this part of a chunk are not split: each slice costs an entry, and a read later
 
 
-class DealtRows(Protocol):
+class DistributedRows(Protocol):
     """A variable whose rows are sharded: over the workers, or over servers that workers read."""
 
     @property
@@ -40,11 +40,11 @@ class DealtRows(Protocol):
     def readers(self, takers: Sequence[int]) -> Sequence[int]:
         """By holder, the worker that reads its rows for these receivers."""
 
-    def read_held(self, session: Session, holder: int, low: int, high: int) -> Array:
+    def read_holder_rows(self, session: Session, holder: int, low: int, high: int) -> Array:
         """Local rows `[high - low, ...]` of a holder, on the worker that reads them."""
 
 
-def rounds(one: DealtRows, takers: Sequence[int], chunk_bytes: int) -> Iterator[tuple[int, dict[int, int]]]:
+def rounds(one: DistributedRows, takers: Sequence[int], chunk_bytes: int) -> Iterator[tuple[int, dict[int, int]]]:
     """Splits the rows of a variable into rounds.
 
     Args:
@@ -53,7 +53,7 @@ def rounds(one: DealtRows, takers: Sequence[int], chunk_bytes: int) -> Iterator[
         chunk_bytes: the maximum that a worker reads, and receives, in a round; at least a row.
 
     Yields:
-        The first row of a round, and how many rows from there on each worker receives, as `deal` expects them.
+        The first row of a round, and how many rows from there on each worker receives, as `send_rows` expects them.
     """
     stored, readers, shares = one.stored, one.readers(takers), one.ownership.shares
     step = max(1, chunk_bytes // max(1, stored.row_bytes))
@@ -70,11 +70,11 @@ def rounds(one: DealtRows, takers: Sequence[int], chunk_bytes: int) -> Iterator[
 
 
 def run_of(rank: int, first: int, counts: Mapping[int, int]) -> tuple[int, int]:
-    """The range of rows that a worker receives in a round: (first row, number); `counts` as in `deal`."""
+    """The range of rows that a worker receives in a round: (first row, number); `counts` as in `send_rows`."""
     return first + sum(rows for other, rows in counts.items() if other < rank), counts.get(rank, 0)
 
 
-def deal(one: DealtRows, session: Session, first: int, counts: Mapping[int, int]) -> Array:
+def send_rows(one: DistributedRows, session: Session, first: int, counts: Mapping[int, int]) -> Array:
     """Sends rows from `first` on to the workers that receive them; every worker must call it.
 
     Args:
@@ -106,23 +106,23 @@ def deal(one: DealtRows, session: Session, first: int, counts: Mapping[int, int]
 
 
 def _send(
-    one: DealtRows, session: Session, first: int, counts: Mapping[int, int], readers: Sequence[int]
+    one: DistributedRows, session: Session, first: int, counts: Mapping[int, int], readers: Sequence[int]
 ) -> tuple[Array, list[int]]:
     """This worker's reads of a round: the rows for each receiver in sequence, and the number of bytes for each."""
     stored, rank, total = one.stored, one.comm.Get_rank(), sum(counts.values())
-    own = [holder for holder, reader in enumerate(readers) if reader == rank]
-    starts = [one.ownership.local_range(holder, first, total) for holder in own]
+    local_holders = [holder for holder, reader in enumerate(readers) if reader == rank]
+    starts = [one.ownership.local_range(holder, first, total) for holder in local_holders]
     read = [
-        one.read_held(session, holder, low, high) if low < high else empty(stored, 0)
-        for holder, (low, high) in zip(own, starts, strict=True)
+        one.read_holder_rows(session, holder, low, high) if low < high else empty(stored, 0)
+        for holder, (low, high) in zip(local_holders, starts, strict=True)
     ]
     parts, sizes = [], []
     for taker in range(one.comm.Get_size()):
-        runs = [one.ownership.local_range(holder, *run_of(taker, first, counts)) for holder in own]
+        runs = [one.ownership.local_range(holder, *run_of(taker, first, counts)) for holder in local_holders]
         parts += [rows[a - low : b - low] for rows, (low, _), (a, b) in zip(read, starts, runs, strict=True)]
         sizes.append(sum(b - a for a, b in runs) * stored.row_bytes)
     # The rows of one holder are in order already.
-    return read[0] if len(own) == 1 else np.concatenate([empty(stored, 0), *parts]), sizes
+    return read[0] if len(local_holders) == 1 else np.concatenate([empty(stored, 0), *parts]), sizes
 
 
 def empty(stored: CheckpointEntry, count: int) -> Array:

@@ -103,8 +103,8 @@ class FrozenRows:
         row_bytes, shape = self.stored.row_bytes, (self.stored.shape or ())[1:]
         place = (self.number, low * row_bytes, (high - low) * row_bytes)
         fed = {self.ops.image: self.image, self.ops.place: place}
-        found = self.loss.read(session, self.ops.bytes, fed, (high - low) * row_bytes)
-        return found.view(tf.as_dtype(self.stored.dtype).as_numpy_dtype).reshape(high - low, *shape)
+        content = self.loss.read(session, self.ops.bytes, fed, (high - low) * row_bytes)
+        return content.view(tf.as_dtype(self.stored.dtype).as_numpy_dtype).reshape(high - low, *shape)
 
     def pick(self, session: Session, low: int, numbers: Array) -> Value:
         """Reads local rows `low + numbers`, selected by the image's process; these and earlier ones are then gone."""
@@ -112,8 +112,8 @@ class FrozenRows:
         place = (self.number, (low + first) * row_bytes, (int(numbers[-1]) + 1 - first) * row_bytes)
         fed = {self.ops.image: self.image, self.ops.place: place}
         fed |= {self.ops.row_bytes: row_bytes, self.ops.numbers: numbers - first}
-        found = self.loss.read(session, self.ops.picked, fed, len(numbers) * row_bytes).reshape(-1)
-        return found.view(tf.as_dtype(self.stored.dtype).as_numpy_dtype).reshape(len(numbers), *shape)
+        content = self.loss.read(session, self.ops.picked, fed, len(numbers) * row_bytes).reshape(-1)
+        return content.view(tf.as_dtype(self.stored.dtype).as_numpy_dtype).reshape(len(numbers), *shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Image:
     """All variables at one instant, one worker's part in reading them.
 
     Attributes:
-        held: the variables, in the same order on every worker.
+        variables: the variables, in the same order on every worker.
         session: to read them with, of this image alone; None if nothing was frozen.
         name: in each process that has a part of it.
         ops: of each of the processes that this worker has frozen.
@@ -161,7 +161,7 @@ class Image:
         loss: why this worker can no longer read it.
     """
 
-    held: tuple[ReadableVariable, ...]
+    variables: tuple[ReadableVariable, ...]
     session: Session
     name: str
     ops: tuple[ImageOps, ...]
@@ -196,7 +196,7 @@ class Freezer:
     """Makes images of a job's variables.
 
     Attributes:
-        held: the variables.
+        variables: the variables.
         rows: by variable, (place of its process among `freezes`, number of its buffer there) of each of its `RowOps`
             that this worker reads.
         values: of each of the variables that this worker copies, in their order; None for the others.
@@ -208,7 +208,7 @@ class Freezer:
         has_own: whether the first of the processes is this worker's.
     """
 
-    held: tuple[StoredVariable, ...]
+    variables: tuple[StoredVariable, ...]
     rows: tuple[tuple[tuple[int, int], ...], ...]
     values: tuple[Tensor | None, ...]
     image: Tensor
@@ -231,37 +231,37 @@ class Freezer:
         frozen = self.ops[: len(self.freezes)]
         graph = self.ops[0].bytes.graph if self.ops else tf.Graph()
         reading = v1.Session(session.sess_str, graph=graph, config=self.options) if self.ops else None
-        wanted = [value for value in self.values if value is not None]
+        fetches = [value for value in self.values if value is not None]
         try:
-            processes, found = session.run([list(self.freezes), wanted], {self.image: name})
+            processes, found = session.run([list(self.freezes), fetches], {self.image: name})
         except tf.errors.ResourceExhaustedError as error:
             _thaw(reading, name, frozen)
             raise CannotFreeze(str(error.message).strip().splitlines()[0]) from error
         copies = iter(found)
         values = [None if value is None else next(copies) for value in self.values]
-        held, loss = [], Loss()
-        for one, places, value in zip(self.held, self.rows, values, strict=True):
+        frozen_variables, loss = [], Loss()
+        for one, places, value in zip(self.variables, self.rows, values, strict=True):
             rows = tuple(FrozenRows(one.stored, name, number, self.ops[process], loss) for process, number in places)
-            held.append(_freeze_variable(one, rows, value, comm))
-        return Image(tuple(held), reading, name, frozen, int(processes[0]) if self.has_own else None, loss)
+            frozen_variables.append(_freeze_variable(one, rows, value, comm))
+        return Image(tuple(frozen_variables), reading, name, frozen, int(processes[0]) if self.has_own else None, loss)
 
 
-def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
+def freezer(variables: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
     """Adds the ops that freeze variables to the default graph, a worker's.
 
     Args:
-        held: the variables.
+        variables: the variables.
         comm: communicator of the workers (mpi4py).
     """
     is_first = comm.Get_rank() == 0
     image = v1.placeholder(tf.string, [], name="image")
-    read = [(at, part, ops) for at, one in enumerate(held) for part, ops in enumerate(_read_here(one, is_first))]
+    read = [(at, part, ops) for at, one in enumerate(variables) for part, ops in enumerate(_read_here(one, is_first))]
     by_process: dict[str, list[tuple[int, int, RowOps]]] = {}
     for entry in sorted(read, key=lambda entry: bool(entry[2].variable.dtype != tf.resource)):  # the op's input order
         by_process.setdefault(_process(entry[2].rows), []).append(entry)
     home = _process(image)
     names = sorted(by_process, key=lambda name: (name != home, name))  # servers by name, as on all workers
-    numbers: list[dict[int, tuple[int, int]]] = [{} for _ in held]
+    numbers: list[dict[int, tuple[int, int]]] = [{} for _ in variables]
     for process, name in enumerate(names):
         for number, (at, part, _) in enumerate(by_process[name]):
             numbers[at][part] = process, number
@@ -272,9 +272,9 @@ def freezer(held: tuple[StoredVariable, ...], comm: Comm) -> Freezer:
     options.device_filters.extend(sorted({*names, home} - {""}))
     reading = tf.Graph()
     return Freezer(
-        held,
+        variables,
         tuple(tuple(places for _, places in sorted(by_part.items())) for by_part in numbers),
-        tuple(_value(one) if is_first else None for one in held),
+        tuple(_value(one) if is_first else None for one in variables),
         image,
         tuple(
             _freeze(image, name, [ops for *_, ops in by_process[name]]) for name in names if is_first or name == home
@@ -297,10 +297,10 @@ def _freeze(image: Tensor, process: str, rows: Sequence[RowOps]) -> Tensor:
 def _image_ops(graph: Graph, process: str) -> ImageOps:
     with graph.as_default(), tf.device(f"{process}/device:CPU:0"):
         image, place = v1.placeholder(tf.string, []), v1.placeholder(tf.int64, [3])
-        found = frozen_ops().parallax_frozen_bytes(image=image, place=place, silent_s=_SILENT_S)
+        content = frozen_ops().parallax_frozen_bytes(image=image, place=place, silent_s=_SILENT_S)
         row_bytes, numbers = v1.placeholder(tf.int64, []), v1.placeholder(tf.int64, [None])
-        picked = tf.gather(tf.reshape(found, tf.stack([-1, row_bytes])), numbers)
-        return ImageOps(image, place, found, row_bytes, numbers, picked, frozen_ops().parallax_thaw(image=image))
+        picked = tf.gather(tf.reshape(content, tf.stack([-1, row_bytes])), numbers)
+        return ImageOps(image, place, content, row_bytes, numbers, picked, frozen_ops().parallax_thaw(image=image))
 
 
 def _process(tensor: Tensor) -> str:

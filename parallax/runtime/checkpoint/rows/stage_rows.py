@@ -15,10 +15,10 @@ from parallax.runtime.worker.barrier import barrier
 class RowsHere(Protocol):
     """This worker's part of a variable: all of it, or a share."""
 
-    def read_own(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+    def read_stage_rows(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Reads rows on the first worker of the stage; if the workers have shares, all of them must call it."""
 
-    def write_own(self, session: Session, first: int, rows: Array) -> None:
+    def write_stage_rows(self, session: Session, first: int, rows: Array) -> None:
         """Writes this worker's part of these rows; all workers of the stage must call it."""
 
 
@@ -28,7 +28,7 @@ class RowsOfStage:
 
     Attributes:
         stored: the variable's place in the checkpoint.
-        own: this worker's rows; None if another stage has them.
+        local_rows: this worker's rows; None if another stage has them.
         reader: the worker that reads them.
         comm: communicator of the workers.
         is_shared: whether each worker of the stage has a share.
@@ -36,7 +36,7 @@ class RowsOfStage:
     """
 
     stored: CheckpointEntry
-    own: RowsHere | None
+    local_rows: RowsHere | None
     reader: int
     comm: Comm
     is_shared: bool = False
@@ -45,23 +45,23 @@ class RowsOfStage:
     def read(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Reads rows and sends them to worker 0."""
         rank = self.comm.Get_rank()
-        own = None
-        if self.own is not None and self.is_read and (self.is_shared or rank == self.reader):
-            own = self.own.read_own(session, first, count)
+        local = None
+        if self.local_rows is not None and self.is_read and (self.is_shared or rank == self.reader):
+            local = self.local_rows.read_stage_rows(session, first, count)
         if self.reader:
             barrier(self.comm)
             if rank == self.reader:
-                self.comm.send(own, 0)
+                self.comm.send(local, 0)
             elif rank == 0:
-                own = self.comm.recv(source=self.reader)
-        return own if rank == 0 else None
+                local = self.comm.recv(source=self.reader)
+        return local if rank == 0 else None
 
     def write(self, session: Session, first: int, count: int, rows: ArrayOnWorker0) -> None:
         """Broadcasts worker 0's rows; the workers that store them write them."""
         barrier(self.comm)
         rows = self.comm.bcast(rows)
-        if self.own is not None and (count or not self.stored.has_rows):
-            self.own.write_own(session, first, rows)
+        if self.local_rows is not None and (count or not self.stored.has_rows):
+            self.local_rows.write_stage_rows(session, first, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ class RowsOfCentre:
 
     Attributes:
         stored: the variable's place in the checkpoint.
-        own: this worker's rows; None for what only the centre has.
+        local_rows: this worker's rows; None for what only the centre has.
         values: the centre's, which leaders have; None elsewhere.
         comm: communicator of the workers.
     """
 
     stored: CheckpointEntry
-    own: RowsHere | None
+    local_rows: RowsHere | None
     values: Array | None
     comm: Comm
 
@@ -91,8 +91,8 @@ class RowsOfCentre:
         """Broadcasts worker 0's rows; all workers write them, and leaders keep them as the centre's."""
         barrier(self.comm)
         rows = self.comm.bcast(rows)
-        if self.own is not None and (count or not self.stored.has_rows):
-            self.own.write_own(session, first, rows)
+        if self.local_rows is not None and (count or not self.stored.has_rows):
+            self.local_rows.write_stage_rows(session, first, rows)
         if self.values is not None and self.stored.has_rows:
             self.values[first : first + count] = rows
         elif self.values is not None:

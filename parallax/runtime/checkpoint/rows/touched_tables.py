@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from parallax.base.types import Comm, Session
 from parallax.runtime.checkpoint.format.links import Header
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
-from parallax.runtime.checkpoint.rows.access_to_rows import hold
+from parallax.runtime.checkpoint.rows.access_to_rows import build_access
 from parallax.runtime.checkpoint.rows.contents import Contents, TouchedTable
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import ReadableVariable, StoredVariable
@@ -21,12 +21,12 @@ class Marks:
     """The records of the touched rows of all tables, in this worker's graph.
 
     Attributes:
-        held: one for each table, which is read like a variable.
+        tables: one for each table, which is read like a variable.
         variables: for each, the ops of the variables whose rows it records.
         clear: ops that reset all records, where this worker runs them.
     """
 
-    held: tuple[StoredVariable, ...] = ()
+    tables: tuple[StoredVariable, ...] = ()
     variables: tuple[tuple[str, ...], ...] = ()
     clear: tuple[str, ...] = ()
 
@@ -38,22 +38,22 @@ class Marks:
     def describe(self, touched: RowMemory) -> str:
         """Describes the contents of increments, and why they are not smaller."""
         by_row = {op for ops in self.variables for op in ops}
-        said = (
+        text = (
             f"Increments have the touched rows of {', '.join(sorted(by_row)) or 'no variable'}, and all others whole."
         )
         reasons: dict[str, list[str]] = {}
         for op, reason in touched.whole:
             reasons.setdefault(reason, []).append(op)
-        return " ".join([said, *(f"Whole are {', '.join(ops)}: {reason}." for reason, ops in reasons.items())])
+        return " ".join([text, *(f"Whole are {', '.join(ops)}: {reason}." for reason, ops in reasons.items())])
 
     def contents(self, everything: Sequence[ReadableVariable], header: Header | None) -> Contents:
         """Returns the contents of a checkpoint.
 
         Args:
-            everything: the variables, then `held`: live, or of an image.
+            everything: the variables, then `tables`: live, or of an image.
             header: the checkpoint's.
         """
-        number = len(everything) - len(self.held)
+        number = len(everything) - len(self.tables)
         variables, marks = everything[:number], everything[number:]
         if header is None or not header.base:
             return Contents(variables, (), header)
@@ -66,7 +66,7 @@ class Marks:
         return Contents([one for one in variables if one.stored.op not in touched], tables, header)
 
 
-def hold_marks(touched: RowMemory, stored: Sequence[CheckpointEntry], places: Places, comm: Comm) -> Marks:
+def build_marks(touched: RowMemory, stored: Sequence[CheckpointEntry], places: Places, comm: Comm) -> Marks:
     """Adds the ops that read touched rows to the default graph, a worker's.
 
     Args:
@@ -76,7 +76,7 @@ def hold_marks(touched: RowMemory, stored: Sequence[CheckpointEntry], places: Pl
         comm: communicator of the workers.
     """
     by_op = {one.op: one for one in stored}
-    known = {op for table in touched.tables for op in _alike(table.variables, by_op)}
+    known = {op for table in touched.tables for op in _find_aligned(table.variables, by_op)}
     parts_left_out = {one.key for one in stored if one.op not in known}  # a key is written by row, or in full
     spread, partitions, absent = dict(places.spread), dict(places.partitions), set(places.absent)
     marks, variables, clear = [], [], []
@@ -94,14 +94,16 @@ def hold_marks(touched: RowMemory, stored: Sequence[CheckpointEntry], places: Pl
             spread[name] = spread[first.op]
         clear += [table.clear] if table.clear else []
         clear += table.clear_partitions if comm.Get_rank() == 0 else ()
-    held = hold(tuple(marks), replace(places, spread=spread, partitions=partitions, absent=frozenset(absent)), comm)
-    return Marks(held, tuple(variables), tuple(clear))
+    tables = build_access(
+        tuple(marks), replace(places, spread=spread, partitions=partitions, absent=frozenset(absent)), comm
+    )
+    return Marks(tables, tuple(variables), tuple(clear))
 
 
-def _alike(ops: Sequence[str], stored: Mapping[str, CheckpointEntry]) -> list[str]:
+def _find_aligned(ops: Sequence[str], stored: Mapping[str, CheckpointEntry]) -> list[str]:
     """Of variables with the same row numbers, those whose rows begin at the same row in checkpoints."""
-    found = [op for op in ops if op in stored]
-    return [op for op in found if stored[op].offset[0] == stored[found[0]].offset[0]]
+    stored_ops = [op for op in ops if op in stored]
+    return [op for op in stored_ops if stored[op].offset[0] == stored[stored_ops[0]].offset[0]]
 
 
 @dataclass
@@ -120,10 +122,10 @@ class Succession:
         """Returns the header of the next checkpoint; None if checkpoints have none. Every worker must call it."""
         if self.whole_every == 1:
             return None
-        own, last = str(comm.bcast(uuid.uuid4().hex)), self.last
+        new_id, last = str(comm.bcast(uuid.uuid4().hex)), self.last
         if must_be_whole or last is None or last.number + 1 >= self.whole_every:
-            return Header(own, step=step)
-        return Header(own, last.base or last.id, last.id, step, last.number + 1)
+            return Header(new_id, step=step)
+        return Header(new_id, last.base or last.id, last.id, step, last.number + 1)
 
     def note_failure(self) -> None:
         """Records that the last could not be written, which loses its touched rows: the next is full."""

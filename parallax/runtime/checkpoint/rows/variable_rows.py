@@ -21,7 +21,7 @@ import numpy as np
 from parallax.base.types import Array, ArrayOnWorker0, Comm, Session, Value
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
-from parallax.runtime.checkpoint.rows.dealing import DealtRows, bytes_of, deal, empty
+from parallax.runtime.checkpoint.rows.dealing import DistributedRows, bytes_of, empty, send_rows
 from parallax.runtime.checkpoint.rows.row_ops import (
     PickedRows,
     RowOps,
@@ -70,7 +70,7 @@ class WholeVariable(StoredVariable, Protocol):
     def is_read(self) -> bool:
         """Whether worker 0 needs this worker to read its part."""
 
-    def collect(self, own: ArrayOnWorker0) -> ArrayOnWorker0:
+    def collect(self, local: ArrayOnWorker0) -> ArrayOnWorker0:
         """Returns the value on worker 0, given each worker's part (None if it reads nothing); all must call it."""
 
     def spread(self, value: ArrayOnWorker0) -> Value:
@@ -93,7 +93,7 @@ class ShardedRows(Generic[Rows]):
         """Each worker reads its local rows."""
         return range(self.ownership.holders)
 
-    def read_held(self, session: Session, holder: int, low: int, high: int) -> Array:
+    def read_holder_rows(self, session: Session, holder: int, low: int, high: int) -> Array:
         """This worker's local rows."""
         return self.ops.read(session, low, high)
 
@@ -105,8 +105,8 @@ class ShardedRows(Generic[Rows]):
         """Gathers each worker's marked rows on worker 0, in order."""
         rank = self.comm.Get_rank()
         picks = [PickedRows.of(self.ownership, owner, first, marked) for owner in range(self.ownership.holders)]
-        own = picks[rank]
-        mine = self.ops.pick(session, own.low, own.numbers) if len(own.numbers) else self._rows(0)
+        pick = picks[rank]
+        mine = self.ops.pick(session, pick.low, pick.numbers) if len(pick.numbers) else self._rows(0)
         barrier(self.comm)
         if rank:
             self.comm.Gatherv(bytes_of(mine), None)
@@ -125,11 +125,11 @@ class ShardedRows(Generic[Rows]):
         if len(mine):
             self.ops.write(session, low, mine)
 
-    def read_own(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
+    def read_stage_rows(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
         """Gathers rows of all workers on the first."""
         return self.read(session, first, count)
 
-    def write_own(self: ShardedRows[RowOps], session: Session, first: int, rows: Array) -> None:
+    def write_stage_rows(self: ShardedRows[RowOps], session: Session, first: int, rows: Array) -> None:
         """Writes this worker's part of these rows."""
         self.write(session, first, len(rows), rows)
 
@@ -142,16 +142,16 @@ class ShardedRows(Generic[Rows]):
         """True: each worker reads its local rows."""
         return True
 
-    def collect(self, own: Array) -> ArrayOnWorker0:
+    def collect(self, local: Array) -> ArrayOnWorker0:
         """Gathers all workers' rows on worker 0, in order."""
         count = self.stored.rows
         lengths = self._lengths(0, count)
         barrier(self.comm)
         if self.comm.Get_rank():
-            self.comm.Gatherv(bytes_of(own), None)
+            self.comm.Gatherv(bytes_of(local), None)
             return None
         by_owner, rows = self._rows(count), self._rows(count)
-        self.comm.Gatherv(bytes_of(own), [bytes_of(by_owner), [n * self.stored.row_bytes for n in lengths]])
+        self.comm.Gatherv(bytes_of(local), [bytes_of(by_owner), [n * self.stored.row_bytes for n in lengths]])
         for owner, theirs in enumerate(np.split(by_owner, np.cumsum(lengths)[:-1])):
             for here, there in self.ownership.pieces(owner, 0):
                 rows[here] = theirs[there]
@@ -207,7 +207,7 @@ class RowsOnServers(Generic[Rows]):
         """Assigns the partitions to the readers in turn; each is read by one worker in a round, in order."""
         return [takers[number % len(takers)] for number in range(len(self.partitions))]
 
-    def read_held(self, session: Session, holder: int, low: int, high: int) -> Array:
+    def read_holder_rows(self, session: Session, holder: int, low: int, high: int) -> Array:
         """Local rows of a partition."""
         return self.partitions[holder].read(session, low, high)
 
@@ -268,9 +268,9 @@ class _ReplicatedRows:
         """Whether this is worker 0."""
         return bool(self.comm.Get_rank() == 0)
 
-    def collect(self, own: ArrayOnWorker0) -> ArrayOnWorker0:
+    def collect(self, local: ArrayOnWorker0) -> ArrayOnWorker0:
         """Worker 0's own value."""
-        return own
+        return local
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,11 +295,11 @@ class ReplicatedRows(_ReplicatedRows, Generic[Rows]):
         if count:
             self.ops.write(session, first, mine)
 
-    def read_own(self, session: Session, first: int, count: int) -> Array:
+    def read_stage_rows(self, session: Session, first: int, count: int) -> Array:
         """This worker's rows."""
         return self.ops.read(session, first, first + count)
 
-    def write_own(self: ReplicatedRows[RowOps], session: Session, first: int, rows: Array) -> None:
+    def write_stage_rows(self: ReplicatedRows[RowOps], session: Session, first: int, rows: Array) -> None:
         """Writes this worker's rows."""
         self.ops.write(session, first, rows)
 
@@ -335,11 +335,11 @@ class ReplicatedValue(_ReplicatedRows):
         """Broadcasts worker 0's value."""
         session.run(self.access.update, {self.access.new_value: self.spread(rows)})
 
-    def read_own(self, session: Session, first: int, count: int) -> Value:
+    def read_stage_rows(self, session: Session, first: int, count: int) -> Value:
         """This worker's value."""
         return session.run(self.access.value)
 
-    def write_own(self, session: Session, first: int, rows: Value) -> None:
+    def write_stage_rows(self, session: Session, first: int, rows: Value) -> None:
         """Writes this worker's value."""
         session.run(self.access.update, {self.access.new_value: rows})
 
@@ -348,9 +348,9 @@ class ReplicatedValue(_ReplicatedRows):
         return self.comm.bcast(value)
 
 
-def _on_worker_0(one: DealtRows, session: Session, first: int, count: int) -> ArrayOnWorker0:
+def _on_worker_0(one: DistributedRows, session: Session, first: int, count: int) -> ArrayOnWorker0:
     """Rows `[count, ...]` on worker 0, None elsewhere."""
-    rows = deal(one, session, first, {0: count})
+    rows = send_rows(one, session, first, {0: count})
     return rows if one.comm.Get_rank() == 0 else None
 
 

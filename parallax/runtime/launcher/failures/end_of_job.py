@@ -131,7 +131,7 @@ class JobState:
         if self.stop is None:
             return self.judge.ending(mpirun_status, tail)
         if self.signals and self.stop.status == 128 + self.signals[0]:
-            return replace(self.stop, message="\n".join(filter(None, [self.stop.message, self.judge.words(tail)])))
+            return replace(self.stop, message="\n".join(filter(None, [self.stop.message, self.judge.describe(tail)])))
         return self.stop
 
 
@@ -163,14 +163,14 @@ def step(state: JobState, event: JobEvent, now_s: float) -> tuple[JobState, tupl
         return replace(state, shall_yield=True), ()
     if isinstance(event, StopsSeen):
         return replace(state, alive=state.alive.look_at_stopped(event.agents, event.mpirun, now_s)), ()
-    state, asked = _ask(replace(state, alive=state.alive.look(now_s)), now_s)
+    state, requests = _ask(replace(state, alive=state.alive.look(now_s)), now_s)
     state, actions = _decide(state, now_s)
-    return state, (*asked, *actions)
+    return state, (*requests, *actions)
 
 
-def heard(state: JobState, line: str) -> tuple[JobState, list[str]]:
+def process_line(state: JobState, line: str) -> tuple[JobState, list[str]]:
     """Returns the state after one line of mpirun's own output, and the lines to show to the user now."""
-    judge, shown = state.judge.hear(line)
+    judge, shown = state.judge.process_line(line)
     return replace(state, judge=judge), shown
 
 
@@ -192,8 +192,8 @@ def _ask(state: JobState, now_s: float) -> tuple[JobState, tuple[SignalMpirun, .
     """Asks the workers to save, if SIGTERM was the first signal and they can save, or if they must yield."""
     if state.save_until_s is None and state.grace_s is not None and state.signals[:1] == (signal.SIGTERM,):
         state = replace(state, save_until_s=now_s + state.grace_s, ask_s=now_s)
-    is_asked = _is_saving(state, now_s) or (state.shall_yield and not state.signals)
-    if not is_asked or state.saved_step is not None or state.kill_s is not None or now_s < state.ask_s:
+    is_requested = _is_saving(state, now_s) or (state.shall_yield and not state.signals)
+    if not is_requested or state.saved_step is not None or state.kill_s is not None or now_s < state.ask_s:
         return state, ()
     return replace(state, ask_s=now_s + state.alive.limits.word_s), (SignalMpirun(PREEMPTION),)
 

@@ -191,7 +191,7 @@ def silence_text(silence: Silence, alive: Liveness, name_of: Callable[[int], str
     }[silence.kind]
     lines = [f"{why} The job was ended."]
     for one in silence.ranks[:_TOLD]:
-        if doing := _doing(alive, one):
+        if doing := _describe_activity(alive, one):
             lines.append(f"  last heard of {name_of(one)}: {doing}")
     waiting: dict[str, list[int]] = {}
     for other in range(len(alive.hosts)):
@@ -220,7 +220,7 @@ def _unstarted_text(ranks: tuple[int, ...], hosts: tuple[str, ...], seconds: str
     return f"{name_ranks(ranks)}{place} did not start within {seconds} of the others."
 
 
-def _doing(alive: Liveness, rank: int) -> str:
+def _describe_activity(alive: Liveness, rank: int) -> str:
     """A rank's last reported activity; empty when it never reported any."""
     pulse = alive.pulses[rank] if alive.pulses else None
     if pulse is None or "runs" not in pulse.doing:  # a server, or a program that never beat

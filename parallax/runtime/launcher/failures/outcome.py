@@ -85,35 +85,35 @@ class FailureDetector:
         names: of each rank, for messages.
         statuses: exit status by rank, of those that have ended.
         failure: the failure that counts as the first so far.
-        told: reports of failing ranks, by rank.
+        reports: reports of failing ranks, by rank.
         noticed: (rank, signal) of a supervisor's death, as reported by mpirun.
         first_out: the rank that ended first with a status other than 0, as reported by mpirun.
         lost_host: a lost host, as reported by mpirun.
         block: lines since mpirun's last rule of dashes.
-        held_back: mpirun's output about the failure.
-        has_spoken: mpirun has written something else.
+        suppressed: mpirun's output about the failure.
+        has_other_output: mpirun has written something else.
         has_started: a rank has started.
     """
 
     names: tuple[str, ...]
     statuses: Mapping[int, int] = field(default_factory=dict)
     failure: _Failure | None = None
-    told: Mapping[int, _FailureReport] = field(default_factory=dict)
+    reports: Mapping[int, _FailureReport] = field(default_factory=dict)
     noticed: tuple[int, int] | None = None
     first_out: int | None = None
     lost_host: str | None = None
     block: tuple[str, ...] | None = None
-    held_back: tuple[str, ...] = ()
-    has_spoken: bool = False
+    suppressed: tuple[str, ...] = ()
+    has_other_output: bool = False
     has_started: bool = False
 
     def observe(self, frame: Frame, now_s: float) -> FailureDetector:
         """Processes one frame."""
         if isinstance(frame, Control) and frame.message.get("kind") == "failed":
             error = str(frame.message.get("error", ""))
-            told = {**self.told, frame.rank: _FailureReport(error, str(frame.message.get("what", error)))}
+            reports = {**self.reports, frame.rank: _FailureReport(error, str(frame.message.get("what", error)))}
             failure = self.failure or _Failure(frame.rank, error, None, now_s)
-            return replace(self, told=told, failure=failure)
+            return replace(self, reports=reports, failure=failure)
         if isinstance(frame, Exit):
             after = replace(self, statuses={**self.statuses, frame.rank: frame.status})
             if not frame.told or frame.by:
@@ -123,7 +123,7 @@ class FailureDetector:
             return replace(self, has_started=True)
         return self
 
-    def hear(self, line: str) -> tuple[FailureDetector, list[str]]:
+    def process_line(self, line: str) -> tuple[FailureDetector, list[str]]:
         """Processes one line of mpirun's own output; also returns the lines to show to the user now."""
         if any(noise in line for noise in _NOISE):
             return self, []
@@ -131,15 +131,15 @@ class FailureDetector:
         after = replace(self, lost_host=lost.group(1)) if lost and self.lost_host is None else self
         if not _RULE.fullmatch(line):
             if self.block is None:
-                return replace(after, has_spoken=self.has_spoken or bool(line.strip())), [line]
+                return replace(after, has_other_output=self.has_other_output or bool(line.strip())), [line]
             return replace(after, block=(*self.block, line)), []
         block, after = self.block, replace(after, block=() if self.block is None else None)
         if not block:
             return after, []
         text = "\n".join(block)
         if not any(words in text for words in _VERDICTS):
-            return replace(after, has_spoken=True), list(block)
-        after = replace(after, held_back=(*self.held_back, *block))
+            return replace(after, has_other_output=True), list(block)
+        after = replace(after, suppressed=(*self.suppressed, *block))
         noticed = _NOTICED.search(text)
         if noticed and self.noticed is None:
             after = replace(after, noticed=(int(noticed.group(1)), int(noticed.group(2))))
@@ -169,11 +169,11 @@ class FailureDetector:
         if self.noticed is not None and self.noticed[0] not in self.statuses:
             rank, number = self.noticed
             name = self.names[rank]
-            what = f"{name} is lost: its supervisor {_how(-number)}. The job was ended."
-            said = self._with_others(_with_words(what, name, "", tail(rank)), rank)
-            return Ending(128 + number, said, EndCause(LOST, (rank,)))
+            what = f"{name} is lost: its supervisor {_describe_status(-number)}. The job was ended."
+            message = self._with_others(_with_words(what, name, "", tail(rank)), rank)
+            return Ending(128 + number, message, EndCause(LOST, (rank,)))
         if self.failure is not None:
-            return Ending(_exit_status(self.failure.status), self.words(tail), self._cause_of(self.failure))
+            return Ending(_exit_status(self.failure.status), self.describe(tail), self._cause_of(self.failure))
         silent = [rank for rank in range(len(self.names)) if rank not in self.statuses]
         if mpirun_status == 0 and not silent:
             return Ending(0)
@@ -184,24 +184,26 @@ class FailureDetector:
             name = self.names[self.first_out]
             what = f"{name} is lost: its supervisor was ended by SIGTERM. The job was ended."
             return Ending(128 + signal.SIGTERM, what, EndCause(LOST, (self.first_out,)))
-        if mpirun_status == _SIGTERM_STATUS and self.has_started and not self.has_spoken and not self.held_back:
+        if mpirun_status == _SIGTERM_STATUS and self.has_started and not self.has_other_output and not self.suppressed:
             return Ending(128 + signal.SIGTERM, mpirun_signal_text(signal.SIGTERM), EndCause(BROKEN))
-        what = f"mpirun {_how(mpirun_status) if mpirun_status else 'ended'}"
+        what = f"mpirun {_describe_status(mpirun_status) if mpirun_status else 'ended'}"
         what += f" before {self._names(silent)} had ended." if silent else ", though no rank failed."
         # mpirun's own statuses above 127 (a daemon that did not start: 255) are no signals.
         status = EXIT_UNKNOWN if mpirun_status > _LAST_STATUS else _exit_status(mpirun_status)
-        return Ending(status, "\n".join([what, *self.held_back[-_SAID_LINES:]]), EndCause(BROKEN))
+        return Ending(status, "\n".join([what, *self.suppressed[-_SAID_LINES:]]), EndCause(BROKEN))
 
-    def words(self, tail: Callable[[int], Sequence[str]]) -> str:
+    def describe(self, tail: Callable[[int], Sequence[str]]) -> str:
         """The user message about the failure; empty when there is none."""
         if self.failure is None:
             return ""
         rank, error = self.failure.rank, self.failure.error
         name = self.names[rank]
-        what = f"{name} {_how(self.failure.status)}. The job was ended."
+        what = f"{name} {_describe_status(self.failure.status)}. The job was ended."
         if self.failure.by:
             what = f"{name} is lost: its supervisor was ended by {signal_name(self.failure.by)}. The job was ended."
-        return self._with_others(_with_words(what, self._names([rank, *self._alike(rank)]), error, tail(rank)), rank)
+        return self._with_others(
+            _with_words(what, self._names([rank, *self._find_same_error(rank)]), error, tail(rank)), rank
+        )
 
     def _cause_of(self, failure: _Failure) -> EndCause:
         """Classifies a rank's failure."""
@@ -209,22 +211,24 @@ class FailureDetector:
             return EndCause(LOST, (failure.rank,))
         if failure.status is not None and failure.status < 0 and not failure.error:
             return EndCause(KILLED, (failure.rank,))
-        told = self.told.get(failure.rank)
-        what = f"exit status {_exit_status(failure.status)}" if told is None else told.what
+        report = self.reports.get(failure.rank)
+        what = f"exit status {_exit_status(failure.status)}" if report is None else report.what
         return EndCause(RAISED, (failure.rank,), what)
 
-    def _alike(self, rank: int) -> list[int]:
+    def _find_same_error(self, rank: int) -> list[int]:
         """The other ranks that reported the same error as a rank, ascending."""
-        own = self.told.get(rank)
-        alike = (other for other, told in self.told.items() if own is not None and told.what == own.what)
-        return sorted(other for other in alike if other != rank)
+        own_report = self.reports.get(rank)
+        ranks = (
+            other for other, report in self.reports.items() if own_report is not None and report.what == own_report.what
+        )
+        return sorted(other for other in ranks if other != rank)
 
     def _with_others(self, text: str, rank: int) -> str:
         """A message with a line for each other error that ranks reported."""
-        told = {rank, *self._alike(rank)}
+        reporting = {rank, *self._find_same_error(rank)}
         by_what: dict[str, list[int]] = {}
-        for other in sorted(self.told.keys() - told):
-            by_what.setdefault(_first_line(self.told[other].what), []).append(other)
+        for other in sorted(self.reports.keys() - reporting):
+            by_what.setdefault(_first_line(self.reports[other].what), []).append(other)
         lines = [f"{self._names(ranks)} failed too: {what}" for what, ranks in by_what.items()]
         if len(lines) > _OTHERS_LINES:
             left = [other for ranks in list(by_what.values())[_OTHERS_LINES:] for other in ranks]
@@ -266,7 +270,7 @@ def _exit_status(status: int | None) -> int:
     return status if status > 0 else 128 - status
 
 
-def _how(status: int | None) -> str:
+def _describe_status(status: int | None) -> str:
     if not status:
         return "failed"
     if status > 0:

@@ -51,7 +51,7 @@ class Stall:
             *([f"  of these, every rank must fetch: {for_all}"] if for_all not in ("", self.fetch) else []),
             f"  waiting: {name_ranks(self.waiting)}",
             *(
-                f"  missing: {name_ranks([rank for rank, own in self.absent if own == reason])}: {reason}"
+                f"  missing: {name_ranks([rank for rank, cause in self.absent if cause == reason])}: {reason}"
                 for reason in reasons
             ),
             f"Run the same fetches equally often on every rank, or raise the stall timeout ({self.timeout_s:g} s) if "
@@ -158,14 +158,14 @@ def _why_absent(state: _InRun | _Elsewhere, run: _InRun) -> str:
 
 def _in_run(message: Mapping[str, object], now_s: float) -> _InRun:
     """The run that a message reports. Long runs are reported repeatedly: the worker's own clock defines the start."""
-    told: Any = message.get("for_all") or {}
+    for_all: Any = message.get("for_all") or {}
     failures: Any = message.get("failures") or ()
     return _InRun(
         str(message["fetch"]),
         str(message["collectives"]),
         bool(message.get("patient")),
         now_s - float(str(message["seconds"])),
-        {str(fetch): frozenset(map(str, found)) for fetch, found in told.items()},
+        {str(fetch): frozenset(map(str, found)) for fetch, found in for_all.items()},
         tuple(map(str, failures)),
     )
 
@@ -176,11 +176,11 @@ def _why_apart(state: _InRun, run: _InRun) -> str:
     A run that failed on one rank alone has left the others in one of its collectives. Failures count until the next run
     that succeeds, because in that run the ranks have synchronized again.
     """
-    apart = len(state.failures) - len(run.failures)
-    if apart > 0:
-        return f"is {_runs(apart)} ahead: it caught a failure and continued ({state.failures[-1]})"
-    if apart < 0:
-        return f"is {_runs(-apart)} behind, in one that failed on the waiting ranks ({run.failures[-1]})"
+    lead = len(state.failures) - len(run.failures)
+    if lead > 0:
+        return f"is {_runs(lead)} ahead: it caught a failure and continued ({state.failures[-1]})"
+    if lead < 0:
+        return f"is {_runs(-lead)} behind, in one that failed on the waiting ranks ({run.failures[-1]})"
     return ""
 
 
@@ -192,10 +192,10 @@ def _alone(run: _InRun, others: Sequence[_InRun]) -> tuple[str, ...]:
     """The fetches of a run that every rank must make and the others do not, each with the ops that exchange values."""
     elsewhere = {place for other in others for places in other.for_all.values() for place in places}
     left = {fetch: places - elsewhere for fetch, places in run.for_all.items()}
-    told, seen = [], set[str]()
+    texts, seen = [], set[str]()
     for fetch in sorted(left, key=lambda fetch: (-len(left[fetch]), fetch)):
         if not left[fetch] <= seen:
             ops = sorted({place.partition(" ")[2] for place in left[fetch]} - {""})
-            told.append(f"{fetch} (by {', '.join(ops)})" if 0 < len(ops) <= _CAUSES else fetch)
+            texts.append(f"{fetch} (by {', '.join(ops)})" if 0 < len(ops) <= _CAUSES else fetch)
             seen |= left[fetch]
-    return tuple(told)
+    return tuple(texts)

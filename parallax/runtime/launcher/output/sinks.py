@@ -19,7 +19,7 @@ class Sink:
         self._stream = stream
         self._is_terminal = stream.isatty()
         self._trouble = ""
-        self._is_told = False
+        self._has_reported = False
 
     def isatty(self) -> bool:
         """Whether it is a terminal."""
@@ -49,9 +49,9 @@ class Sink:
 
     def new_trouble(self) -> str:
         """Returns once why bytes were lost; empty when none were."""
-        if self._is_told or not self._trouble:
+        if self._has_reported or not self._trouble:
             return ""
-        self._is_told = True
+        self._has_reported = True
         return self._trouble
 
     def drop_unread(self) -> None:
@@ -68,12 +68,12 @@ class Sink:
         if self._is_terminal and error.errno == errno.EIO:  # the terminal was closed
             raise BrokenPipeError(errno.EPIPE, "the terminal is closed") from error
         self._trouble = error.strerror or str(error)
-        own = os.dup(self._stream.fileno())
+        duplicate = os.dup(self._stream.fileno())
         try:
             self._to_nowhere()
         finally:
-            os.dup2(own, self._stream.fileno())
-            os.close(own)
+            os.dup2(duplicate, self._stream.fileno())
+            os.close(duplicate)
 
     def _to_nowhere(self) -> None:
         with Path(os.devnull).open("wb") as nowhere:

@@ -36,39 +36,43 @@ with socket.create_connection((address, int(port)), float(seconds)) as back:
 """
 
 
-def answering_hosts(cluster: Cluster, limit_s: float = LIMIT_S) -> tuple[str, ...]:
+def probe_hosts(cluster: Cluster, limit_s: float = LIMIT_S) -> tuple[str, ...]:
     """The addresses of the hosts that respond within `limit_s`, in the order of the cluster; probed in parallel."""
     with ThreadPoolExecutor(len(cluster.hosts)) as pool:
-        found = list(pool.map(lambda host: host.is_this_machine or _answers(cluster, host, limit_s), cluster.hosts))
-    return tuple(host.address for host, there in zip(cluster.hosts, found, strict=True) if there)
+        has_answered = list(
+            pool.map(lambda host: host.is_this_machine or _answers(cluster, host, limit_s), cluster.hosts)
+        )
+    return tuple(host.address for host, there in zip(cluster.hosts, has_answered, strict=True) if there)
 
 
 def _answers(cluster: Cluster, host: Host, limit_s: float) -> bool:
     try:
-        own = own_address(host.address)
+        local_address = find_local_address(host.address)
     except socket.gaierror:  # a name that only ssh's configuration knows: reaching the host must suffice
         with _start(cluster, host, ["true"]) as process:
-            return _ends_well(process, limit_s)
+            return _has_succeeded(process, limit_s)
     except OSError:  # no network leads there
         return False
     word = secrets.token_hex(_WORD_BYTES // 2)
-    with socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET) as listener:
+    with socket.create_server(
+        (local_address, 0), family=socket.AF_INET6 if ":" in local_address else socket.AF_INET
+    ) as listener:
         listener.settimeout(_POLL_S)
-        words = [own, str(listener.getsockname()[1]), str(limit_s), word]
+        words = [local_address, str(listener.getsockname()[1]), str(limit_s), word]
         with _start(cluster, host, [sys.executable, "-I", "-S", "-c", _ANSWER, *words]) as process:
-            return _hears(listener, word, process, limit_s)
+            return _has_received(listener, word, process, limit_s)
 
 
-def own_address(other: str) -> str:
+def find_local_address(other: str) -> str:
     """The address of this machine on the route to another one; nothing is sent.
 
     Raises:
         OSError: its name is unknown, or no network leads there.
     """
     family, _, _, _, place = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as found:
-        found.connect(place)
-        return str(found.getsockname()[0])
+    with socket.socket(family, socket.SOCK_DGRAM) as probe_socket:
+        probe_socket.connect(place)
+        return str(probe_socket.getsockname()[0])
 
 
 def driver_address(cluster: Cluster, host: Host) -> str:
@@ -84,7 +88,7 @@ def driver_address(cluster: Cluster, host: Host) -> str:
     error: OSError | None = None
     for name in filter(None, names):
         try:
-            return own_address(name)
+            return find_local_address(name)
         except OSError as found:
             error = error or found
     raise LaunchError(_NO_ROUTE.format(host=host.address, reason=error)) from error
@@ -121,14 +125,14 @@ def _start(cluster: Cluster, host: Host, words: list[str]) -> Iterator[subproces
         process.wait()
 
 
-def _ends_well(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+def _has_succeeded(process: subprocess.Popen[bytes], limit_s: float) -> bool:
     try:
         return process.wait(limit_s) == 0
     except subprocess.TimeoutExpired:
         return False
 
 
-def _hears(listener: socket.socket, word: str, process: subprocess.Popen[bytes], limit_s: float) -> bool:
+def _has_received(listener: socket.socket, word: str, process: subprocess.Popen[bytes], limit_s: float) -> bool:
     """Whether a peer connects and sends the word, before the command fails or time is up."""
     deadline_s = time.monotonic() + limit_s
     while time.monotonic() < deadline_s and not process.poll():

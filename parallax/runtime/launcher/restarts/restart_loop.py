@@ -28,7 +28,7 @@ from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.mpirun import passes_preemption_on
 from parallax.runtime.launcher.output.relay import bytes_of
 from parallax.runtime.launcher.reach import HostsNotReady
-from parallax.runtime.launcher.restarts.answering import answering_hosts
+from parallax.runtime.launcher.restarts.answering import probe_hosts
 from parallax.runtime.launcher.restarts.restart_policy import (
     FailedJob,
     GiveUp,
@@ -36,8 +36,8 @@ from parallax.runtime.launcher.restarts.restart_policy import (
     after_failure,
     after_yield,
     choose_hosts,
-    tell_of_hosts,
-    to_be_asked,
+    describe_hosts,
+    list_hosts_to_probe,
 )
 from parallax.runtime.launcher.restarts.spare import Launch, RunningJob, SpareJob
 
@@ -59,7 +59,7 @@ class RestartOptions:
         is_behind: as in `RestartState`.
         standby: the variable, with its value, that makes processes of a spare job wait; None for no spare jobs.
         is_driven: as in `RestartState`.
-        is_wanted: whether a job that has failed now may be restarted at all.
+        may_restart: whether a job that has failed now may be restarted at all.
     """
 
     most: int
@@ -68,7 +68,7 @@ class RestartOptions:
     is_behind: bool = False
     standby: tuple[str, str] | None = None
     is_driven: bool = False
-    is_wanted: Callable[[], bool] = lambda: True
+    may_restart: Callable[[], bool] = lambda: True
 
 
 def launch_restarting(
@@ -112,18 +112,18 @@ class _Restarting:
             is_behind=options.is_behind,
             is_driven=options.is_driven,
         )
-        self._standby, self._is_wanted = options.standby, options.is_wanted
+        self._standby, self._may_restart = options.standby, options.may_restart
         self._hosts = hosts
         self._job_on = job_on
         self._launch = launch
         self._caught = caught
         self._spare: SpareJob | None = None
         self._ended_spares: list[SpareJob] = []
-        self._is_told = False  # the memory of the spare
+        self._has_logged = False  # the memory of the spare
         self._next_spare_s = math.inf  # when the next one may be started
         self._replaced_s = FIRST_REPLACED_S  # the time between the end of this one and the start of the next
         self._starts = 0  # of jobs, excluding the first
-        self._asking = _HostsAsked()
+        self._host_probe = _HostProbe()
 
     def run(self) -> JobEnd:
         """Runs jobs until one of them is the last."""
@@ -132,7 +132,7 @@ class _Restarting:
             end = self._run(running)
             if end.cause.kind in (WELL, STOPPED) or self._caught:  # any end after a signal
                 return end
-            if not self._is_wanted():
+            if not self._may_restart():
                 return end
             if end.cause.kind == YIELDED:
                 self._state = after_yield(self._state, end.progress)
@@ -185,12 +185,12 @@ class _Restarting:
 
     def _has_more_hosts(self, running: RunningJob) -> bool:
         """Whether hosts outside the job respond, and the job has progressed far enough to be ended for them."""
-        hosts = to_be_asked(self._state, self._hosts)
+        hosts = list_hosts_to_probe(self._state, self._hosts)
         progress = running.contact.progress
         if not hosts or not progress.has_run or progress.step is None or not passes_preemption_on(running.job.cluster):
             return False
         cluster = self._job_on(self._state.hosts).cluster
-        answering = self._asking.look(replace(cluster, hosts=tuple(h for h in cluster.hosts if h.address in hosts)))
+        answering = self._host_probe.poll(replace(cluster, hosts=tuple(h for h in cluster.hosts if h.address in hosts)))
         if answering:
             _say(f"{' and '.join(answering)} can be used again: the job saves and continues there too.")
         return bool(answering)
@@ -198,15 +198,15 @@ class _Restarting:
     def _next_job(self) -> RunningJob | None:
         """Returns the restarted job; None when it cannot be restarted, and the user has been told why."""
         self._starts += 1
-        self._asking.begin()
+        self._host_probe.begin()
         answering = self._state.hosts
         if self._state.min_hosts is not None:
-            answering = answering_hosts(self._job_on(self._state.hosts).cluster)
+            answering = probe_hosts(self._job_on(self._state.hosts).cluster)
         chosen, why_not = choose_hosts(self._state, answering)
         if why_not:
             _say(f"The job is not started again: {why_not}")
             return None
-        if text := tell_of_hosts(self._state, self._hosts, chosen):
+        if text := describe_hosts(self._state, self._hosts, chosen):
             _say(text)
         self._hosts, spare = chosen, self._spare
         if spare is not None and spare.hosts == chosen and spare.is_alive:
@@ -225,7 +225,7 @@ class _Restarting:
             self._next_spare_s = math.inf
             job = _number_files(self._job_on(self._hosts), self._starts + 1)
             streams = bytes_of(sys.stdout), bytes_of(sys.stderr)
-            self._spare, self._is_told = SpareJob(self._launch, job, self._standby, streams), False
+            self._spare, self._has_logged = SpareJob(self._launch, job, self._standby, streams), False
 
     def _look_at_spare(self) -> None:
         """Reports the memory of the spare when it is ready, and drops one that has failed.
@@ -237,15 +237,15 @@ class _Restarting:
             return
         if not spare.is_alive:
             text = "The spare job has failed; a restart will import TensorFlow anew"
-            if self._is_told:
+            if self._has_logged:
                 self._next_spare_s = time.monotonic() + self._replaced_s
                 self._replaced_s = min(2 * self._replaced_s, LONGEST_ASK_S)
                 text += " until another one is ready"
             _say(f"{text}.")
             self._drop_spare()
-        elif not self._is_told and (taken := spare.ready_bytes) is not None:
-            self._is_told = True
-            _say(f"A spare job is ready for a restart; its processes take {bytes_text(taken)} (--no-spare: none).")
+        elif not self._has_logged and (used_bytes := spare.ready_bytes) is not None:
+            self._has_logged = True
+            _say(f"A spare job is ready for a restart; its processes take {bytes_text(used_bytes)} (--no-spare: none).")
 
     def _drop_spare(self) -> None:
         if self._spare is not None:
@@ -268,35 +268,35 @@ class _Restarting:
         return replace(end, status=128 + self._caught[0], cause=EndCause(STOPPED))
 
 
-class _HostsAsked:
+class _HostProbe:
     """Probes hosts in a thread at an interval that doubles whenever they responded."""
 
     def __init__(self) -> None:
         self._wait_s = FIRST_ASK_S
         self._next_s = 0.0
         self._thread: threading.Thread | None = None
-        self._found: tuple[str, ...] = ()
+        self._responding: tuple[str, ...] = ()
 
     def begin(self) -> None:
         """Starts a pause in which no host is probed."""
         self._next_s = time.monotonic() + self._wait_s
 
-    def look(self, cluster: Cluster) -> tuple[str, ...]:
+    def poll(self, cluster: Cluster) -> tuple[str, ...]:
         """Returns the hosts of a cluster that have responded, once; empty while none has."""
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
             self.begin()
-            if self._found:
+            if self._responding:
                 self._wait_s = min(2 * self._wait_s, LONGEST_ASK_S)
-                return self._found
+                return self._responding
         if self._thread is None and time.monotonic() >= self._next_s:
-            self._thread = threading.Thread(target=self._ask, args=(cluster,), name="parallax-asking", daemon=True)
+            self._thread = threading.Thread(target=self._probe, args=(cluster,), name="parallax-asking", daemon=True)
             self._thread.start()
         return ()
 
-    def _ask(self, cluster: Cluster) -> None:
-        self._found = ()  # for a thread that fails
-        self._found = answering_hosts(cluster)
+    def _probe(self, cluster: Cluster) -> None:
+        self._responding = ()  # for a thread that fails
+        self._responding = probe_hosts(cluster)
 
 
 def _describe_failure(job: Job, end: JobEnd) -> FailedJob:

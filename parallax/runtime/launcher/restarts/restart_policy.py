@@ -86,7 +86,7 @@ class RestartState:
         has_started, has_run: whether a process of any of them has started, and a run was made.
         step: of the latest checkpoint; None while none is known.
         failures: by host, how often in a row it was the first to fail, without a new checkpoint between.
-        left_out: hosts that failed again, and have not been tried since.
+        excluded: hosts that failed again, and have not been tried since.
     """
 
     most: int
@@ -102,7 +102,7 @@ class RestartState:
     has_run: bool = False
     step: int | None = None
     failures: Mapping[str, int] = field(default_factory=dict)
-    left_out: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
 
 
 def after_failure(state: RestartState, job: FailedJob) -> tuple[RestartState, Again | GiveUp]:
@@ -120,14 +120,14 @@ def after_failure(state: RestartState, job: FailedJob) -> tuple[RestartState, Ag
         has_run=state.has_run or progress.has_run,
         step=state.step if progress.step is None else progress.step,
         failures=failures,
-        left_out=frozenset(again if has_saved else again | state.left_out),
+        excluded=frozenset(again if has_saved else again | state.excluded),
     )
     if (refusal := _refusal(state, after, job)) is not None:
         return after, GiveUp(refusal)
     after = replace(after, restarts=state.restarts + 1)
     wait_s = 0.0 if after.quick == 1 else min(FIRST_WAIT_S * 2 ** (after.quick - 2), LONGEST_WAIT_S)
     when = f" in {wait_s:.0f} s" if wait_s else ""
-    text = f"Restart {after.restarts} of {state.most}{when}: {job.reason}. {_where_from(after)}"
+    text = f"Restart {after.restarts} of {state.most}{when}: {job.reason}. {_describe_start(after)}"
     return after, Again(wait_s, text)
 
 
@@ -135,10 +135,10 @@ def after_yield(state: RestartState, progress: Progress) -> RestartState:
     """Returns the state after a job has saved and ended to continue on more hosts."""
     if not progress.has_saved:
         return state
-    return replace(state, quick=0, step=progress.step, failures={}, left_out=frozenset())
+    return replace(state, quick=0, step=progress.step, failures={}, excluded=frozenset())
 
 
-def to_be_asked(state: RestartState, hosts: tuple[str, ...]) -> tuple[str, ...]:
+def list_hosts_to_probe(state: RestartState, hosts: tuple[str, ...]) -> tuple[str, ...]:
     """The hosts to probe: a job would be started on them too, if they responded.
 
     Args:
@@ -147,7 +147,7 @@ def to_be_asked(state: RestartState, hosts: tuple[str, ...]) -> tuple[str, ...]:
     """
     if state.min_hosts is None or not state.has_checkpoints:
         return ()
-    return tuple(host for host in state.hosts if host not in hosts and host not in state.left_out)
+    return tuple(host for host in state.hosts if host not in hosts and host not in state.excluded)
 
 
 def choose_hosts(state: RestartState, answering: Collection[str]) -> tuple[tuple[str, ...], str]:
@@ -160,23 +160,25 @@ def choose_hosts(state: RestartState, answering: Collection[str]) -> tuple[tuple
     if state.min_hosts is None:
         return state.hosts, ""
     there = tuple(host for host in state.hosts if host in answering)
-    chosen = tuple(host for host in there if host not in state.left_out)
+    chosen = tuple(host for host in there if host not in state.excluded)
     if len(chosen) < state.min_hosts <= len(there):  # a host that fails is better than none
         chosen = there
     if len(chosen) >= state.min_hosts:
         return chosen, ""
-    gone = ", ".join(host for host in state.hosts if host not in answering)
+    missing_text = ", ".join(host for host in state.hosts if host not in answering)
     few = f"only {len(there)} of {len(state.hosts)} hosts respond"
-    return (), f"{few}, and min_hosts is {state.min_hosts}. Missing: {gone}."
+    return (), f"{few}, and min_hosts is {state.min_hosts}. Missing: {missing_text}."
 
 
-def tell_of_hosts(state: RestartState, before: tuple[str, ...], chosen: tuple[str, ...]) -> str:
+def describe_hosts(state: RestartState, before: tuple[str, ...], chosen: tuple[str, ...]) -> str:
     """The user message about hosts that are excluded or readmitted; empty if the hosts are those of the last job."""
     lost = [host for host in before if host not in chosen]
     back = [host for host in chosen if host not in before]
-    said = [f"Left out: {', '.join(lost)}."] if lost else []
-    said += [f"Taken back: {', '.join(back)}."] if back else []
-    return " ".join([*said, f"The job continues on {len(chosen)} of {len(state.hosts)} hosts."]) if said else ""
+    sentences = [f"Left out: {', '.join(lost)}."] if lost else []
+    sentences += [f"Taken back: {', '.join(back)}."] if back else []
+    return (
+        " ".join([*sentences, f"The job continues on {len(chosen)} of {len(state.hosts)} hosts."]) if sentences else ""
+    )
 
 
 def _refusal(before: RestartState, after: RestartState, job: FailedJob) -> str | None:
@@ -197,7 +199,7 @@ def _refusal(before: RestartState, after: RestartState, job: FailedJob) -> str |
     return None
 
 
-def _where_from(state: RestartState) -> str:
+def _describe_start(state: RestartState) -> str:
     if state.is_driven:
         return "Continues where the script is."
     if state.step is not None:

@@ -31,10 +31,14 @@ class RunningJob:
     """
 
     def __init__(
-        self, launch: Launch, job: Job, given: JobInput | None = None, streams: Sequence[BinaryIO | None] = (None, None)
+        self,
+        launch: Launch,
+        job: Job,
+        job_input: JobInput | None = None,
+        streams: Sequence[BinaryIO | None] = (None, None),
     ) -> None:
         self.job = job
-        self.contact = Contact([], given)
+        self.contact = Contact([], job_input)
         self._launch = launch
         self._streams = streams
         self._end: JobEnd | None = None
@@ -72,11 +76,11 @@ class SpareJob:
     def __init__(self, launch: Launch, job: Job, standby: tuple[str, str], streams: tuple[BinaryIO, BinaryIO]) -> None:
         self.hosts = tuple(host.address for host in job.cluster.hosts)
         self._pieces = job.input
-        self._given = JobInput()
-        self._held = [HeldStream(stream) for stream in streams]
+        self._job_input = JobInput()
+        self._streams = [BufferedStream(stream) for stream in streams]
         waiting = replace(job, environment=(*job.environment, standby), input=(), forks_workers=False)
-        held = [cast(BinaryIO, stream) for stream in self._held]
-        self._running = RunningJob(launch, waiting, self._given, held)
+        buffered_streams = [cast(BinaryIO, stream) for stream in self._streams]
+        self._running = RunningJob(launch, waiting, self._job_input, buffered_streams)
 
     @property
     def ready_bytes(self) -> int | None:
@@ -91,9 +95,9 @@ class SpareJob:
 
     def go(self) -> RunningJob:
         """Sends it its message; it runs from now on."""
-        for stream in self._held:
+        for stream in self._streams:
             stream.release()
-        self._given.give(self._pieces)
+        self._job_input.send(self._pieces)
         return self._running
 
     def stop(self) -> None:
@@ -103,10 +107,10 @@ class SpareJob:
     def wait(self) -> None:
         """Waits until none of its processes are left, after `stop`."""
         self._running.wait()
-        self._given.close()  # a job that could not be launched has not closed it
+        self._job_input.close()  # a job that could not be launched has not closed it
 
 
-class HeldStream:
+class BufferedStream:
     """A byte stream that buffers its output until it is released.
 
     Args:
@@ -115,14 +119,14 @@ class HeldStream:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._held: list[bytes] | None = []
+        self._buffered: list[bytes] | None = []
         self._lock = threading.Lock()
 
     def release(self) -> None:
         """Writes the buffered output, and from now on writes directly; a second call has no effect."""
         with self._lock:
-            held, self._held = self._held, None
-            for data in held or ():
+            buffered, self._buffered = self._buffered, None
+            for data in buffered or ():
                 self._stream.write(data)
 
     def isatty(self) -> bool:
@@ -136,13 +140,13 @@ class HeldStream:
     def write(self, data: bytes) -> None:
         """Writes bytes, or buffers them."""
         with self._lock:
-            if self._held is None:
+            if self._buffered is None:
                 self._stream.write(data)
             else:
-                self._held.append(data)
+                self._buffered.append(data)
 
     def flush(self) -> None:
         """Flushes the stream, if it has the output."""
         with self._lock:
-            if self._held is None:
+            if self._buffered is None:
                 self._stream.flush()

@@ -101,7 +101,7 @@ class _Waiting:
 _waiting = _Waiting()
 
 
-def let_wait(job: WaitingJob, seconds: float) -> None:
+def park_job(job: WaitingJob, seconds: float) -> None:
     """Makes a job wait until it is taken, at most for a time; ends one that already waits."""
     _waiting.put(job, seconds)
 

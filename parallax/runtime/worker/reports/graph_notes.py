@@ -13,7 +13,7 @@ _LARGE_BYTES = 64 * 2**20
 """The size from which initial values that are built whole are logged; a checkpoint also holds so much at once."""
 
 
-def tell_of_whole_values(values: Sequence[editor.CutWhole]) -> None:
+def log_full_values(values: Sequence[editor.SlicedValue]) -> None:
     """Logs the large initial values that a worker builds whole although it needs only some of their rows."""
     for cut in values:
         if cut.size_bytes >= _LARGE_BYTES:
@@ -23,9 +23,9 @@ def tell_of_whole_values(values: Sequence[editor.CutWhole]) -> None:
             )
 
 
-def tell_of_lost_positions(worker_graph: WorkerGraph) -> None:
+def log_lost_positions(worker_graph: WorkerGraph) -> None:
     """Logs the streams and input pipelines that a job resumed from a checkpoint will not continue in place."""
-    streams, inputs = worker_graph.streams.others, worker_graph.inputs.others
+    streams, inputs = worker_graph.streams.unsaved, worker_graph.inputs.unsaved
     if streams:
         log.info(
             f"After a resume, these random ops draw other numbers than without one: {list_first(streams)}. "

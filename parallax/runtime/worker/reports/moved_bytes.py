@@ -94,7 +94,7 @@ class ExchangeReport:
         if self.rounded:
             lines.append(self.rounding_text())
         if self.plan is not None and self.plan.profiles:
-            lines.append(self.beside_plan())
+            lines.append(self.compare_with_plan())
         return "\n".join(lines)
 
     def rounding_text(self) -> str:
@@ -103,7 +103,7 @@ class ExchangeReport:
             return ""
         return f"relative error of {self.plan.wire_dtype} on the wire: {'; '.join(map(str, self.rounded))}"
 
-    def beside_plan(self, step_s: float | None = None) -> str:
+    def compare_with_plan(self, step_s: float | None = None) -> str:
         """Compares the plan's predictions with measurements: rows and bytes by variable, bytes by route, and the step.
 
         Bytes of a variable are the plan's, next to the same formula at the measured rows. Bytes of routes were counted;
@@ -133,16 +133,16 @@ class ExchangeReport:
             planned = sum(sent for sent in known if sent is not None)
             if planned and total:
                 one = total / self.steps / self.plan.num_workers
-                found = f"{bytes_text(round(one))} counted{_more(one, planned)}"
-                lines.append(f"  {route} bytes: {bytes_text(planned)} planned, {found}")
+                comparison = f"{bytes_text(round(one))} counted{_more(one, planned)}"
+                lines.append(f"  {route} bytes: {bytes_text(planned)} planned, {comparison}")
         planned_s = self.plan.prediction.step_s
         if planned_s is not None:
             whole = self.plan.prediction.has_compute
-            found = ""
+            comparison = ""
             if step_s is not None:
-                beside = _more(step_s, planned_s) if whole else " of the step, with its compute"
-                found = f", {ms_text(step_s)} measured{beside}"
-            lines.append(f"  {'step' if whole else 'exchanges of a step'}: {ms_text(planned_s)} planned{found}")
+                deviation = _more(step_s, planned_s) if whole else " of the step, with its compute"
+                comparison = f", {ms_text(step_s)} measured{deviation}"
+            lines.append(f"  {'step' if whole else 'exchanges of a step'}: {ms_text(planned_s)} planned{comparison}")
         return "\n".join(lines)
 
     def _list_changes(self) -> list[tuple[int, str]]:
@@ -157,8 +157,8 @@ class ExchangeReport:
         return f" ({100 * (self.counted_bytes / self.predicted_bytes - 1):+.2f} %)"
 
 
-def _more(found: float, expected: float) -> str:
-    return f" ({100 * (found / expected - 1):+.3g} %)" if expected else ""
+def _more(counted: float, expected: float) -> str:
+    return f" ({100 * (counted / expected - 1):+.3g} %)" if expected else ""
 
 
 def exchange_report(
@@ -179,7 +179,7 @@ def exchange_report(
     """
     workers = current_process_group().workers
     totals = [np.asarray(workers.allreduce(np.asarray(numbers))) for numbers in counted]
-    expected = [c.away * float(numbers[-2]) for c, numbers in zip(counters, counted, strict=True)]
+    expected = [c.remote_fraction * float(numbers[-2]) for c, numbers in zip(counters, counted, strict=True)]
     left = workers.allreduce(np.asarray(expected))  # expected to leave: excluding each worker's share of its own rows
     predicted, moved, gathered, served, steps = 0.0, 0, 0, 0, 0
     of_batches = "pull" if plan is not None and plan.accumulate_steps > 1 else "push"
@@ -207,10 +207,10 @@ def exchange_report(
     )
 
 
-def measured_step(own: StepTimes | None) -> float | None:
+def measured_step(local: StepTimes | None) -> float | None:
     """The seconds of a step, the median over the workers, every one of which must call it; None if unknown."""
-    everybody = [times.step_s for times in current_process_group().workers.allgather(own) if times is not None]
-    return statistics.median(everybody) if everybody else None
+    step_times = [times.step_s for times in current_process_group().workers.allgather(local) if times is not None]
+    return statistics.median(step_times) if step_times else None
 
 
 def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Value]) -> tuple[RoundingCost, ...]:
@@ -221,10 +221,10 @@ def rounding_report(roundings: Sequence[Rounding], measured: Sequence[Value]) ->
         measured: `[5]` for each, as in `Rounding`.
     """
     mine = [(rounding.kind, np.asarray(numbers)) for rounding, numbers in zip(roundings, measured, strict=True)]
-    everybody = [one for of_worker in current_process_group().workers.allgather(mine) for one in of_worker]
+    samples = [one for of_worker in current_process_group().workers.allgather(mine) for one in of_worker]
     reports = []
     for kind in (ROWS, GRADIENTS):
-        entries = np.array([numbers for of, numbers in everybody if of == kind])
+        entries = np.array([numbers for of, numbers in samples if of == kind])
         if not entries.size or not entries[:, 1].any():
             continue
         _, sampled, errors, _, _ = entries.sum(0)

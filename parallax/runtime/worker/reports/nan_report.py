@@ -34,29 +34,29 @@ class NanReport:
     def __init__(self, view: GraphView, trains: Callable[[tuple[str, ...]], bool], workers: Comm) -> None:
         self._view, self._trains, self._workers = view, trains, workers
         self._rank = int(workers.Get_rank())
-        self._numbers: dict[tuple[str, ...], tuple[int, ...] | None] = {}
+        self._scalar_places: dict[tuple[str, ...], tuple[int, ...] | None] = {}
         self._steps = 0
         self._is_done = False
         self._sent: MpiRequest | None = None
         self._heard: list[int] = []
 
-    def after_run(self, names: tuple[str, ...], found: Sequence[Value]) -> None:
+    def after_run(self, names: tuple[str, ...], fetched: Sequence[Value]) -> None:
         """Inspects the scalars of a run's results.
 
         Args:
             names: the script's fetches.
-            found: the values of these names, and possibly of more.
+            fetched: the values of these names, and possibly of more.
         """
-        if names not in self._numbers:
-            self._numbers[names] = self._places_of_numbers(names) if self._trains(names) else None
-        places = self._numbers[names]
+        if names not in self._scalar_places:
+            self._scalar_places[names] = self._places_of_numbers(names) if self._trains(names) else None
+        places = self._scalar_places[names]
         if places is None:
             return
         self._steps += 1
         if self._is_done:
             return
         for place in places:
-            value = found[place]
+            value = fetched[place]
             if value is not None and value != value:  # only NaN is unequal to itself
                 self._report((self._steps, self._rank, names[place]))
                 return
@@ -95,19 +95,19 @@ class NanReport:
 
     def _receive(self, waited_for: Sequence[int] = ()) -> list[_First]:
         """Receives the messages that other workers have sent by now, and awaits those that are known to be sent."""
-        found = []
+        received = []
         while self._workers.Iprobe():
-            found.append(self._workers.recv())
-            self._heard.append(found[-1][1])
-        found += [self._workers.recv(source=rank) for rank in waited_for if rank not in self._heard]
-        return found
+            received.append(self._workers.recv())
+            self._heard.append(received[-1][1])
+        received += [self._workers.recv(source=rank) for rank in waited_for if rank not in self._heard]
+        return received
 
-    def _say(self, found: Sequence[_First]) -> None:
+    def _say(self, reports: Sequence[_First]) -> None:
         """Warns of the first of several NaN, once."""
-        if self._is_done or not found:
+        if self._is_done or not reports:
             return
         self._is_done = True
-        step, rank, tensor = min(found)
+        step, rank, tensor = min(reports)
         log.warning(
             f"{tensor} became nan in step {step} on worker {rank}. Training continues. Check the batch of that step "
             "and the learning rate; tf.train.NanTensorHook in Config.hooks ends a job there."

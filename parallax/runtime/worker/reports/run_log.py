@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass
 
-from parallax.analysis.reading.train_ops import ops_after
+from parallax.analysis.reading.train_ops import find_ops_after
 from parallax.graph.view import GraphView
 from parallax.plans.plan import Plan
 from parallax.report.logger import log
@@ -94,7 +94,7 @@ class RunLog:
             self._in_progress -= 1
             self._ended_s = now_s
 
-    def ran(self, names: tuple[str, ...], run: RunTimes, now_s: float, pending: int, plan: Plan | None) -> None:
+    def record_run(self, names: tuple[str, ...], run: RunTimes, now_s: float, pending: int, plan: Plan | None) -> None:
         """Records the results of a run that succeeds.
 
         Args:
@@ -171,11 +171,11 @@ class RunLog:
         if not self._tells or self._warned:
             return
         self._warned = True
-        found = sorted(ops_after(self._view, self._updates))
-        more = f" and {len(found) - _SHOWN_OPS} more" if len(found) > _SHOWN_OPS else ""
+        ops = sorted(find_ops_after(self._view, self._updates))
+        more = f" and {len(ops) - _SHOWN_OPS} more" if len(ops) > _SHOWN_OPS else ""
         remedy = (
-            f"Fetch an op that trains; the graph has {', '.join(found[:_SHOWN_OPS])}{more}."
-            if found
+            f"Fetch an op that trains; the graph has {', '.join(ops[:_SHOWN_OPS])}{more}."
+            if ops
             else "No op of the graph writes a variable from its gradient: build one with an optimizer's minimize()."
         )
         log.warning(f"{what} {remedy}")

@@ -31,11 +31,12 @@ class Gather:
     """A run without an update.
 
     Attributes:
-        kept: the sources whose gradients it accumulates, as named by `GradientAccumulation`; none if it does not train.
+        sources: the sources whose gradients it accumulates, as named by `GradientAccumulation`; none if it does not
+            train.
         is_first: whether they replace earlier accumulated gradients.
     """
 
-    kept: frozenset[str]
+    sources: frozenset[str]
     is_first: bool
 
 
@@ -82,11 +83,11 @@ class Accumulation:
             f"The gradients of the last {self.pending} batches were not applied: an update needs those of {self.steps}."
         )
 
-    def next_run(self, kept: frozenset[str], micro_batch: MicroBatchRun | None = None) -> Gather | None:
+    def next_run(self, sources: frozenset[str], micro_batch: MicroBatchRun | None = None) -> Gather | None:
         """Classifies a run that trains with the gradients of these sources; None for one with the update.
 
         Args:
-            kept: the sources.
+            sources: the sources.
             micro_batch: its index in a front end's step.
 
         Raises:
@@ -95,24 +96,24 @@ class Accumulation:
         if self.steps == 1:
             return None
         self.micro_batches = 0 if micro_batch is None else micro_batch.count
-        counts = {self.batches.get(source, 0) for source in kept}
+        counts = {self.batches.get(source, 0) for source in sources}
         if len(counts) > 1:
-            most = max(sorted(kept), key=lambda source: self.batches.get(source, 0))
+            most = max(sorted(sources), key=lambda source: self.batches.get(source, 0))
             raise SessionError(
                 f"With accumulate_steps={self.steps}, ops that are updated together must be run together for every "
                 f"batch, but {self.batches[most]} batches of {most!r} are accumulated and only {min(counts)} of "
                 "others in this run. Fetch the same train_op in every run until the update."
             )
         (count,) = counts or {0}
-        return Gather(kept, count == 0) if count < self.of_update - 1 else None
+        return Gather(sources, count == 0) if count < self.of_update - 1 else None
 
-    def has_run(self, kept: frozenset[str]) -> None:
+    def has_run(self, sources: frozenset[str]) -> None:
         """Counts a run."""
-        for source in kept:
+        for source in sources:
             self.batches[source] = (self.batches.get(source, 0) + 1) % self.of_update
 
 
-class KeptGradients:
+class AccumulatedGradients:
     """The part of a worker's graph that can run before an update.
 
     Args:
@@ -126,9 +127,9 @@ class KeptGradients:
         self, view: GraphView, worker_view: GraphView, worker_graph: WorkerGraph, here: Callable[[str], str]
     ) -> None:
         self._view = worker_view
-        self.keepings = {keeping.source: keeping for keeping in worker_graph.keepings}
-        self._source_of = {node: keeping.source for keeping in worker_graph.keepings for node in keeping.take}
-        ops = {op for keeping in worker_graph.keepings for op in (*keeping.begin, *keeping.add)}
+        self.keepings = {keeping.source: keeping for keeping in worker_graph.accumulations}
+        self._source_of = {node: keeping.source for keeping in worker_graph.accumulations for node in keeping.take}
+        ops = {op for keeping in worker_graph.accumulations for op in (*keeping.begin, *keeping.add)}
         before = worker_view.ancestors(ops)  # ops that gradients depend on run with every batch
         local = worker_graph.local_variables
         shared = (node for node in view.nodes if _writes_shared(view, node, local))
@@ -153,7 +154,7 @@ class KeptGradients:
 
         A value that only waits for an update, such as a loss that is returned after it, is available without.
         """
-        later = self._later if gather.kept else self._of_gradients  # a run that does not train may write
+        later = self._later if gather.sources else self._of_gradients  # a run that does not train may write
         while (node := split_tensor(tensor)[0] if ":" in tensor else tensor) in later:
             if self._view.op(node) not in ("Identity", "IdentityN") or ":" not in tensor:
                 return None
@@ -166,8 +167,8 @@ class KeptGradients:
 
     def ops(self, gather: Gather) -> list[str]:
         """The ops by which a run accumulates its gradients."""
-        kept = [self.keepings[source] for source in sorted(gather.kept)]
-        return [op for keeping in kept for op in (keeping.begin if gather.is_first else keeping.add)]
+        accumulations = [self.keepings[source] for source in sorted(gather.sources)]
+        return [op for keeping in accumulations for op in (keeping.begin if gather.is_first else keeping.add)]
 
 
 def _writes_shared(view: GraphView, node: str, local: Collection[str]) -> bool:

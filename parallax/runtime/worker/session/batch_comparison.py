@@ -72,19 +72,19 @@ class BatchComparison:
         more = tuple(tensor for one in self._sources_of(request.names) for tensor in one.tensors)
         return replace(request, names=(*request.names, *more)) if more else request
 
-    def after_run(self, names: tuple[str, ...], feeds: Mapping[str, Value], found: Sequence[Value]) -> None:
+    def after_run(self, names: tuple[str, ...], feeds: Mapping[str, Value], fetched: Sequence[Value]) -> None:
         """Processes a run.
 
         Args:
             names: the script's fetches.
             feeds: its feeds, by tensor of the user's graph.
-            found: the values of the request of `with_sources`.
+            fetched: the values of the request of `with_sources`.
         """
         if self._exchange is not None and self._exchange[0].Test():
-            self._judge()
+            self._warn_of_equal_batches()
         if not self._is_recorded(names):
             return
-        values = iter(found[len(names) :])
+        values = iter(fetched[len(names) :])
         for one in self._sources_of(names):
             self._recorders[one.node].add([next(values) for _ in one.tensors])
         self._recorders[_FED].add([value for name, value in sorted(feeds.items()) if self._is_needed(name)])
@@ -98,7 +98,7 @@ class BatchComparison:
             return
         exchange = self._exchange or self._begin_exchange()
         wait_for(exchange[0])  # no barrier: a worker that has all digests already does not get here
-        self._judge()
+        self._warn_of_equal_batches()
 
     def _is_recorded(self, names: tuple[str, ...]) -> bool:
         return not self.finished and self._exchange is None and self._trains(names)
@@ -121,26 +121,27 @@ class BatchComparison:
 
     def _begin_exchange(self) -> _Exchange:
         histories = [recorder.history() for recorder in self._recorders.values()]
-        own = np.zeros([len(histories), STEPS + 2], np.uint64)
-        for row, history in zip(own, histories, strict=True):
+        local = np.zeros([len(histories), STEPS + 2], np.uint64)
+        for row, history in zip(local, histories, strict=True):
             row[0], row[1] = len(history.digests), int(history.bits)
             row[2 : 2 + len(history.digests)] = history.digests
-        everyone = np.zeros([self._workers.Get_size(), *own.shape], np.uint64)
-        self._exchange = self._workers.Iallgather(own, everyone), own, everyone
+        by_worker = np.zeros([self._workers.Get_size(), *local.shape], np.uint64)
+        self._exchange = self._workers.Iallgather(local, by_worker), local, by_worker
         return self._exchange
 
-    def _judge(self) -> None:
+    def _warn_of_equal_batches(self) -> None:
         """Warns of workers that train on the same batches, on worker 0."""
         if self.finished or self._exchange is None:
             return
         self.finished = True
         if self._workers.Get_rank():
             return
-        everyone = self._exchange[2]
+        by_worker = self._exchange[2]
         by_source = {
-            name: [_history(of_worker[number]) for of_worker in everyone] for number, name in enumerate(self._recorders)
+            name: [_history(of_worker[number]) for of_worker in by_worker]
+            for number, name in enumerate(self._recorders)
         }
-        told = [
+        warnings = [
             text
             for one in self._sources
             for ranks in equal_workers(by_source[one.node])
@@ -148,9 +149,9 @@ class BatchComparison:
         ]
         fed = by_source[_FED]
         for ranks in equal_workers(fed):
-            if not self._has_shards and not told and not self._differ(by_source, ranks):
-                told.append(_fed_text(ranks, len(fed[ranks[0]].digests)))
-        for text in told:
+            if not self._has_shards and not warnings and not self._differ(by_source, ranks):
+                warnings.append(_fed_text(ranks, len(fed[ranks[0]].digests)))
+        for text in warnings:
             log.warning(text)
 
     def _differ(self, by_source: Mapping[str, Sequence[BatchHistory]], ranks: Sequence[int]) -> bool:

@@ -65,31 +65,31 @@ def options_with(options: ConfigProto, compute_dtype: str | None) -> ConfigProto
         options: a ConfigProto.
         compute_dtype: `bfloat16`, or None for unchanged products.
     """
-    found = v1.ConfigProto()
-    found.CopyFrom(options)
+    config = v1.ConfigProto()
+    config.CopyFrom(options)
     if compute_dtype is not None:
         set_defaults(_LEVEL)
-        rewrites = found.graph_options.rewrite_options
+        rewrites = config.graph_options.rewrite_options
         rewrites.auto_mixed_precision_onednn_bfloat16 = rewriter_config_pb2.RewriterConfig.ON
-    return found
+    return config
 
 
 def products_of(graphs: Iterable[GraphDef]) -> Products:
     """Counts in GraphDefs that TensorFlow has rewritten, one for each device."""
-    found = [node for graph in graphs for node in graph.node if _PRODUCT.search(node.op) and "T" in node.attr]
-    whole = [node for node in found if node.attr["T"].type == tf.float32.as_datatype_enum]
-    rounded = sum(node.attr["T"].type == tf.bfloat16.as_datatype_enum for node in found)
+    products = [node for graph in graphs for node in graph.node if _PRODUCT.search(node.op) and "T" in node.attr]
+    whole = [node for node in products if node.attr["T"].type == tf.float32.as_datatype_enum]
+    rounded = sum(node.attr["T"].type == tf.bfloat16.as_datatype_enum for node in products)
     return Products(rounded, len(whole), sum("GPU" in node.device for node in whole))
 
 
 def has_instructions(cpu_info: Path = _CPU_INFO) -> bool:
     """Whether this machine's processor has instructions for bfloat16; True if Linux does not report it."""
-    found = (
+    match = (
         re.search(r"^flags\s*:(.*)$", cpu_info.read_text(encoding="utf-8"), re.MULTILINE)
         if cpu_info.is_file()
         else None
     )
-    return found is None or not set(INSTRUCTIONS).isdisjoint(found[1].split())
+    return match is None or not set(INSTRUCTIONS).isdisjoint(match[1].split())
 
 
 def effect(products: Products, instructions: bool, turned_off: bool) -> tuple[int, str]:

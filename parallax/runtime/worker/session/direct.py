@@ -90,8 +90,8 @@ class _Ready:
     def __init__(
         self, raw: Session, tensors: Sequence[str], fed: Sequence[str], overlapping: Overlapping | None
     ) -> None:
-        given = [raw.graph.get_tensor_by_name(name) for name in fed]
-        self._takes = [(tensor.dtype.base_dtype.as_numpy_dtype, _dims(tensor.shape)) for tensor in given]
+        fed_tensors = [raw.graph.get_tensor_by_name(name) for name in fed]
+        self._takes = [(tensor.dtype.base_dtype.as_numpy_dtype, _dims(tensor.shape)) for tensor in fed_tensors]
         self._places = [":" in name for name in tensors]
         self._targets = tensors
         self._overlapping = overlapping
@@ -108,12 +108,12 @@ class _Ready:
             if type(value) is not np.ndarray or value.dtype != dtype or not _fits(value.shape, dims):
                 return None  # TensorFlow converts it, or reports its error
         if self._overlapping is not None and self._flight is not None:
-            found = iter(self._overlapping.run(self._flight, values))
+            results = iter(self._overlapping.run(self._flight, values))
         elif failures is not None:
-            found = iter(failures.call(self._targets, lambda: self._call(*values)))
+            results = iter(failures.call(self._targets, lambda: self._call(*values)))
         else:
-            found = iter(self._call(*values))
-        return [next(found) if is_tensor else None for is_tensor in self._places]
+            results = iter(self._call(*values))
+        return [next(results) if is_tensor else None for is_tensor in self._places]
 
 
 def _dims(shape: TensorShape) -> tuple[int | None, ...] | None:
@@ -124,7 +124,7 @@ def _fits(shape: tuple[int, ...], dims: tuple[int | None, ...] | None) -> bool:
     """Whether an array of a shape may be fed; TensorFlow's own comparison takes as long as a small op."""
     if dims is None or len(shape) != len(dims):
         return dims is None
-    return all(known is None or known == own for own, known in zip(shape, dims, strict=True))
+    return all(known is None or known == length for length, known in zip(shape, dims, strict=True))
 
 
 def can_be_direct(graph: Graph, hooks: Sequence[Hook], target: str) -> bool:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import numpy as np
 
-from parallax.analysis.reading.train_ops import last_of, train_ops
+from parallax.analysis.reading.train_ops import find_last_ops, train_ops
 from parallax.base.errors import ConfigError
 from parallax.base.strict import shown
 from parallax.base.types import Graph, Operation, Tensor, Value
@@ -42,7 +42,7 @@ def train_op(graph: Graph, name: str | None) -> Operation | Tensor:
             "No optimizer of the graph has made a training op: name the op to run with --fetch NAME. "
             f"{_candidates(graph)}"
         )
-    last = list(made) if len(made) == 1 else last_of(GraphView(graph.as_graph_def()), list(made))
+    last = list(made) if len(made) == 1 else find_last_ops(GraphView(graph.as_graph_def()), list(made))
     if len(last) > 1:
         raise ConfigError(
             f"A step runs one op, but optimizers have made {len(last)}: {', '.join(last[:_SHOWN])}. Name one of them "
@@ -56,12 +56,12 @@ def _candidates(graph: Graph) -> str:
     from parallax.analysis.stages import analyse
 
     analysed = analyse(graph, synchronous=False)
-    found = train_ops(analysed.captured, analysed.sources)
-    if not found:
+    training_ops = train_ops(analysed.captured, analysed.sources)
+    if not training_ops:
         return "No op of the graph updates a trained variable from its gradient."
     trained = len({source.part for source in analysed.sources})
-    shown = [f"{op.name} ({len(op.variables)} of {trained} trained variables)" for op in found[:_SHOWN]]
-    more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    shown = [f"{op.name} ({len(op.variables)} of {trained} trained variables)" for op in training_ops[:_SHOWN]]
+    more = f", and {len(training_ops) - _SHOWN} more" if len(training_ops) > _SHOWN else ""
     return f"Ops that train, and on which no other update depends: {', '.join(shown)}{more}."
 
 
@@ -82,15 +82,15 @@ def named_batch(graph: Graph, batch: object) -> dict[str, Value]:
     """A batch by the names of tensors; the user may omit `:0`."""
     if not isinstance(batch, dict) or not all(isinstance(name, str) for name in batch):
         raise ConfigError(f"The function of --feeds must return a dict from names to arrays, got {batch!r}.")
-    found = {}
+    value_by_tensor = {}
     for name, value in batch.items():
         tensor = name if ":" in name else f"{name}:0"
         try:
             graph.get_tensor_by_name(tensor)
         except (KeyError, ValueError) as error:
             raise ConfigError(f"A feed must name a tensor of the graph, got {name!r}.") from error
-        found[tensor] = np.asarray(value)
-    return found
+        value_by_tensor[tensor] = np.asarray(value)
+    return value_by_tensor
 
 
 def read_feeds(text: str) -> Feeds:

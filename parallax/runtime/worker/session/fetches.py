@@ -52,14 +52,14 @@ class Fetchable:
         if known is not None:
             return known[1]
         try:
-            found = self._graph.as_graph_element(thing, allow_tensor=True, allow_operation=True)
+            element = self._graph.as_graph_element(thing, allow_tensor=True, allow_operation=True)
         except (KeyError, ValueError, TypeError) as error:
             raise SessionError(_not_in_graph(thing, str(error.args[0]))) from error
-        if not self._is_known(found.name):
+        if not self._is_known(element.name):
             raise SessionError(_not_in_graph(thing, "it was added later."))
-        if found is thing:
-            self._found[id(thing)] = thing, found  # referenced, so that its id is not reused
-        return found
+        if element is thing:
+            self._found[id(thing)] = thing, element  # referenced, so that its id is not reused
+        return element
 
     def name(self, thing: Fetch) -> str:
         """The name of that tensor or operation."""
@@ -135,7 +135,7 @@ def map_structure(function: Callable[[Any], object], structure: Nest) -> Nest:
     return function(structure)
 
 
-def put_together(request: Request, values: Sequence[Value], is_plain: Callable[[Leaf], bool] | None) -> Nest:
+def restore_structure(request: Request, values: Sequence[Value], is_plain: Callable[[Leaf], bool] | None) -> Nest:
     """Restores the structure of a request from the values of all its names.
 
     Args:
@@ -143,10 +143,10 @@ def put_together(request: Request, values: Sequence[Value], is_plain: Callable[[
         values: one for each name.
         is_plain: which fetches return plain values, not a list per replica; None for all.
     """
-    found = iter(values)
+    remaining = iter(values)
 
     def one(leaf: Leaf) -> Value | PerReplica:
-        value = _value(leaf, [next(found) for _ in leaf.names])
+        value = _value(leaf, [next(remaining) for _ in leaf.names])
         return value if is_plain is None or is_plain(leaf) else PerReplica([value])
 
     return map_structure(one, request.structure)

@@ -19,13 +19,13 @@ import numpy as np
 from parallax.base.errors import SessionError
 from parallax.base.types import Value
 from parallax.graph.view import GraphView, split_tensor
-from parallax.runtime.worker.session.accumulation import Gather, KeptGradients, MicroBatchRun
+from parallax.runtime.worker.session.accumulation import AccumulatedGradients, Gather, MicroBatchRun
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.stage_runs import of_stage
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
 from parallax.transform.building.reduce_and_broadcast import MEETINGS
 from parallax.transform.passes.gradients_to_servers import FRONTS_GIVE
-from parallax.transform.passes.joined_messages import view_apart
+from parallax.transform.passes.joined_messages import unfuse_view
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import as_planned, renamed_tensor
 
@@ -49,10 +49,10 @@ class Names:
         self._renamed = renamed or {}
         self._worker_graph = worker_graph
         self._stages = worker_graph.stages
-        self._worker_view = view_apart(worker_graph.graph_def if self._stages is None else self._stages.whole)
-        self._joined = frozenset(member for one in worker_graph.joined for member in one.members)
+        self._worker_view = unfuse_view(worker_graph.graph_def if self._stages is None else self._stages.whole)
+        self._joined = frozenset(member for one in worker_graph.fused for member in one.members)
         self._resolved: dict[tuple[tuple[str, ...], frozenset[str], Gather | None], ResolvedRun] = {}
-        self._kept: KeptGradients | None = None
+        self._kept: AccumulatedGradients | None = None
         self._sources: dict[tuple[tuple[str, ...], frozenset[str]], frozenset[str]] = {}
 
     @property
@@ -74,21 +74,21 @@ class Names:
         writers = {self._view.op(n) for n in self._view.controls(node)}
         return self._view.op(node) == "Identity" and bool(writers & {"SaveV2", "MergeV2Checkpoints"})
 
-    def kept_by(self, names: tuple[str, ...], fed: Iterable[str]) -> frozenset[str]:
+    def accumulated_by(self, names: tuple[str, ...], fed: Iterable[str]) -> frozenset[str]:
         """The gradient sources that a run of `names` trains with; none if every batch makes an update.
 
         Raises:
             SessionError: tensors that depend on gradients are fetched, and no update.
         """
-        if not self._worker_graph.keepings:
+        if not self._worker_graph.accumulations:
             return frozenset()
         key = (names, frozenset(fed))
         if key not in self._sources:
             cut_off = frozenset(self.here(name) for name in key[1])
             nodes = {_node(t) for t in map(self._worker_name, names) if t not in cut_off}
             runs = self._worker_view.ancestors(nodes, cut_off)
-            self._sources[key] = self._keeping().of(runs)
-            if not self._sources[key] and self._keeping().sources_in(runs):
+            self._sources[key] = self._accumulated_gradients().of(runs)
+            if not self._sources[key] and self._accumulated_gradients().sources_in(runs):
                 raise SessionError(
                     f"With accumulate_steps={self._worker_graph.accumulate_steps}, values computed from gradients "
                     f"exist only in a run that makes an update, but {fetch_text(names, ())} was fetched without one. "
@@ -96,17 +96,17 @@ class Names:
                 )
         return self._sources[key]
 
-    def micro_batch_feeds(self, kept: frozenset[str], run: MicroBatchRun | None) -> dict[str, Value]:
+    def micro_batch_feeds(self, sources: frozenset[str], run: MicroBatchRun | None) -> dict[str, Value]:
         """Additional feeds of a run of one micro-batch of a step.
 
         Args:
-            kept: the gradient sources that it trains with.
+            sources: the gradient sources that it trains with.
             run: the micro-batch; None if the step is not split.
         """
         share = self._worker_graph.micro_share
         if run is None or not share:
             return {}
-        keepings = [self._keeping().keepings[source] for source in kept] if run.count == 1 else []
+        keepings = [self._accumulated_gradients().keepings[source] for source in sources] if run.count == 1 else []
         nothing = {tensor: np.zeros(shape, dtype) for one in keepings for tensor, shape, dtype in one.nothing}
         return {share: np.asarray(run.share, np.float64), **nothing}
 
@@ -131,22 +131,25 @@ class Names:
         cut_off = frozenset(feeds.values())
         had, needed_nodes = [True] * len(names), {_node(name) for name in names if name not in fed}
         if gather is not None:
-            kept = self._keeping()
+            accumulated = self._accumulated_gradients()
             runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, cut_off)
-            acting = kept.acting(runs) if gather.kept else {}
-            found = [t if t in cut_off else kept.without_update(t, gather) for t in tensors]
-            of_user = [n if t == own else t for n, t, own in zip(names, found, tensors, strict=True)]
+            acting = accumulated.acting(runs) if gather.sources else {}
+            replaced = [t if t in cut_off else accumulated.without_update(t, gather) for t in tensors]
+            of_user = [n if t == own else t for n, t, own in zip(names, replaced, tensors, strict=True)]
             needed_nodes = {_node(t) for t in of_user if t is not None and t not in fed and self.has(t)}
-            had, tensors = [tensor is not None for tensor in found], [tensor for tensor in found if tensor is not None]
-            tensors += [op for op in dict.fromkeys([*kept.ops(gather), *sorted(acting)]) if op not in tensors]
-            needed_nodes |= {_node(source) for source in gather.kept} | set(acting.values())
+            had, tensors = (
+                [tensor is not None for tensor in replaced],
+                [tensor for tensor in replaced if tensor is not None],
+            )
+            tensors += [op for op in dict.fromkeys([*accumulated.ops(gather), *sorted(acting)]) if op not in tensors]
+            needed_nodes |= {_node(source) for source in gather.sources} | set(acting.values())
         needed = self._view.ancestors(needed_nodes, fed)
         idle = [cut for cut in self._worker_graph.cuts if not needed & set(cut.needed_by)]
         stops = cut_off | {cut.tensor for cut in idle}  # a fed cut runs none of its ancestors
         runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, stops)
         self._check_runs(names, runs)
-        taken = {tensor for node in runs for tensor in self._worker_view.inputs(node)}
-        empty = {cut.tensor: np.zeros(cut.shape, cut.dtype) for cut in idle if cut.tensor in taken}
+        tensors_read = {tensor for node in runs for tensor in self._worker_view.inputs(node)}
+        empty = {cut.tensor: np.zeros(cut.shape, cut.dtype) for cut in idle if cut.tensor in tensors_read}
         empty |= self._parts_not_needed(runs)
         led = {a: b for a, b in feeds.items() if a != b}
         full = tuple(one for one in self._worker_graph.full if one.batch in cut_off)
@@ -155,27 +158,29 @@ class Names:
 
     def _parts_not_needed(self, runs: set[str]) -> dict[str, Value]:
         """The unneeded parts of fused messages of which a run needs only some members."""
-        found: dict[str, Value] = {}
-        for message in self._worker_graph.joined:
+        empty_parts: dict[str, Value] = {}
+        for message in self._worker_graph.fused:
             if not runs.isdisjoint(message.members):
                 pairs = zip(message.members, message.parts, strict=True)
-                found.update({part: np.zeros(0, message.dtype) for member, part in pairs if member not in runs})
-        return found
+                empty_parts.update({part: np.zeros(0, message.dtype) for member, part in pairs if member not in runs})
+        return empty_parts
 
     def for_all(self, names: Iterable[str], fed: Iterable[str]) -> dict[str, list[str]]:
         """For each fetch the points where workers synchronize; only one of several fetches with the same points."""
         users = {self.here(own): own for own in self._view.nodes}
         cut_off = frozenset(self.here(name) for name in fed)
-        told: dict[frozenset[str], str] = {}
+        name_by_nodes: dict[frozenset[str], str] = {}
         for name in names:
             tensor = self._worker_name(name)
             runs = self._worker_view.ancestors(() if tensor in cut_off else (_node(tensor),), cut_off)
-            places = {meeting: node for node in sorted(runs) if (meeting := self._meeting(node))}
+            places = {meeting: node for node in sorted(runs) if (meeting := self._name_rendezvous(node))}
             digests = {hashlib.sha256(m.encode()).hexdigest()[:8]: node for m, node in places.items()}
-            told.setdefault(frozenset(f"{d} {self._behind(node, users)}" for d, node in digests.items()), name)
-        return {name: sorted(places) for places, name in told.items() if places}
+            name_by_nodes.setdefault(
+                frozenset(f"{d} {self._find_user_op(node, users)}" for d, node in digests.items()), name
+            )
+        return {name: sorted(places) for places, name in name_by_nodes.items() if places}
 
-    def _behind(self, node: str, users: Mapping[str, str]) -> str:
+    def _find_user_op(self, node: str, users: Mapping[str, str]) -> str:
         """The nearest ancestor of a node among the user's ops; empty if there is none."""
         waiting, seen = [node], {node}
         for one in waiting:
@@ -189,18 +194,18 @@ class Names:
     @cached_property
     def has_collectives(self) -> bool:
         """Whether steps of this worker have collectives; asynchronous ones have none, even if full tables are read."""
-        has_any = self._stages is not None or any(map(self._meeting, self._worker_view.nodes))
+        has_any = self._stages is not None or any(map(self._name_rendezvous, self._worker_view.nodes))
         return self._worker_graph.synchronous and has_any
 
     def has_collective_among(self, nodes: Iterable[str]) -> bool:
         """Whether any of some nodes of this worker's graph is a collective."""
         if self._stages is not None and self._stages.within(set(nodes)):
             return True
-        return any(map(self._meeting, nodes))
+        return any(map(self._name_rendezvous, nodes))
 
-    def _keeping(self) -> KeptGradients:
+    def _accumulated_gradients(self) -> AccumulatedGradients:
         if self._kept is None:
-            self._kept = KeptGradients(self._view, self._worker_view, self._worker_graph, self.here)
+            self._kept = AccumulatedGradients(self._view, self._worker_view, self._worker_graph, self.here)
         return self._kept
 
     def _check_runs(self, names: tuple[str, ...], runs: set[str]) -> None:
@@ -212,8 +217,8 @@ class Names:
                 )
 
     def _check_feed(self, name: str) -> None:
-        is_whole = name in self._worker_graph.whole and self._view.op(_node(name)) in _READS
-        if is_whole or name in self._worker_graph.held_by_row or _node(name) in self._worker_graph.tables:
+        is_whole = name in self._worker_graph.full_tensors and self._view.op(_node(name)) in _READS
+        if is_whole or name in self._worker_graph.sharded_tensors or _node(name) in self._worker_graph.tables:
             raise SessionError(
                 f"{name!r} cannot be fed: its rows are sharded over the workers. Feed a placeholder, and assign the "
                 "variable from it."
@@ -226,10 +231,10 @@ class Names:
             )
 
     def _digest(self, runs: set[str]) -> str:
-        collectives = sorted({self._meeting(n) for n in runs} - {""})
+        collectives = sorted({self._name_rendezvous(n) for n in runs} - {""})
         return hashlib.sha256("\n".join(collectives).encode()).hexdigest()[:16] if collectives else ""
 
-    def _meeting(self, node: str) -> str:
+    def _name_rendezvous(self, node: str) -> str:
         """The point where workers synchronize at a node, by a name common to all; empty if they do not."""
         op = self._worker_view.op(node)
         planned = as_planned(node)
@@ -240,8 +245,12 @@ class Names:
         return node if meets or gives else ""
 
     def _worker_name(self, name: str) -> str:
-        whole = self._worker_graph.whole
-        while name not in whole and name in self._worker_graph.held_by_row and self._view.op(_node(name)) == "Identity":
+        whole = self._worker_graph.full_tensors
+        while (
+            name not in whole
+            and name in self._worker_graph.sharded_tensors
+            and self._view.op(_node(name)) == "Identity"
+        ):
             name = self._view.inputs(_node(name))[0]
         node = _node(name)
         if name in whole:
@@ -252,7 +261,7 @@ class Names:
             reads = [f"{one}:0" for one in sorted(nodes, key=lambda one: bool(self._view.controls(one)))]
             read = next((r for r in reads if r in whole or node not in self._worker_graph.tables), name)
             return whole.get(read) or self.here(read)
-        if name in self._worker_graph.held_by_row:
+        if name in self._worker_graph.sharded_tensors:
             raise SessionError(
                 f"{name!r} cannot be fetched: its rows are sharded over the workers. Fetch the variable itself."
             )

@@ -18,7 +18,7 @@ from parallax.analysis.reading.construction.digests import (
     value_digest,
     values_differ,
 )
-from parallax.analysis.reading.construction.launcher_graph import LauncherGraph, hold, unpack_graph
+from parallax.analysis.reading.construction.launcher_graph import LauncherGraph, pin_graph, unpack_graph
 from parallax.base.errors import OtherGraphError
 from parallax.base.types import Comm, Graph, NodeDef, Operation, TensorProto
 from parallax.report.logger import log
@@ -30,11 +30,11 @@ _NAMED = 3  # ops that a message lists
 
 def launchers_graph(graph: Graph, data: bytes, expected: str, rank: int) -> tuple[LauncherGraph, str]:
     """Returns the launcher's graph, whose structure this worker's must have, and this worker's fingerprint."""
-    launcher, own = unpack_graph(data), graph.as_graph_def(add_shapes=True)
-    digest = fingerprint(own)
+    launcher, local = unpack_graph(data), graph.as_graph_def(add_shapes=True)
+    digest = fingerprint(local)
     # The launcher's digests are created only to report differences between graphs.
-    is_planned = digest == expected and len(own.node) == len(launcher.graph_def.node)
-    difference = None if is_planned else first_difference(launcher.graph_def, own)
+    is_planned = digest == expected and len(local.node) == len(launcher.graph_def.node)
+    difference = None if is_planned else first_difference(launcher.graph_def, local)
     if difference is not None:
         raise OtherGraphError(_refusal(difference, rank, graph))
     return launcher, digest
@@ -51,25 +51,25 @@ def take_launchers_graph(graph: Graph, launcher: LauncherGraph, workers: Comm) -
     mine = {node.name: node for node in graph.as_graph_def(add_shapes=True).node}
     others = _of_worker_0(launcher, mine, workers)
     launcher = replace(launcher, others=others)
-    hold(graph, launcher)
-    _tell(launcher, mine, workers)
+    pin_graph(graph, launcher)
+    _log_differences(launcher, mine, workers)
 
 
 def _of_worker_0(launcher: LauncherGraph, mine: dict[str, NodeDef], workers: Comm) -> dict[str, TensorProto]:
     """The large constants that some worker built with another value than worker 0, with worker 0's values."""
     digests = {name: value_digest(mine[name]) for name in launcher.digests}
     first = workers.bcast(digests, 0)
-    wanted = {name for names in workers.allgather([n for n in first if digests[n] != first[n]]) for name in names}
-    found = {}
-    for name in sorted(wanted):
+    differing = {name for names in workers.allgather([n for n in first if digests[n] != first[n]]) for name in names}
+    value_by_name = {}
+    for name in sorted(differing):
         tensor = mine[name].attr["value"].tensor
         value = workers.bcast(tensor.SerializeToString() if workers.rank == 0 else None, 0)
         if digests[name] != first[name]:
-            found[name] = type(tensor).FromString(value)
-    return found
+            value_by_name[name] = type(tensor).FromString(value)
+    return value_by_name
 
 
-def _tell(launcher: LauncherGraph, mine: dict[str, NodeDef], workers: Comm) -> None:
+def _log_differences(launcher: LauncherGraph, mine: dict[str, NodeDef], workers: Comm) -> None:
     """Logs once the values that differed between workers."""
     names = [
         node.name

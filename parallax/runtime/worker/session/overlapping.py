@@ -76,11 +76,11 @@ class _Flight:
 
     Attributes:
         done: is set when it has ended.
-        is_told: whether its error has been raised by a call that requested its values.
+        is_raised: whether its error has been raised by a call that requested its values.
     """
 
     done: Future[Any] = field(default_factory=Future)
-    is_told: bool = False
+    is_raised: bool = False
 
 
 class Overlapping:
@@ -101,7 +101,7 @@ class Overlapping:
         self._flying: deque[_Flight] = deque()
         self._last = 0
         self._sets = 0
-        self._told = False
+        self._has_logged = False
         self._lock = threading.RLock()  # a script may run a session in several threads
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         raw.run = self._after_all(raw.run)
@@ -127,7 +127,7 @@ class Overlapping:
             return None
         odd = find_ungated(view, sorted(runs))
         if odd is not None:
-            self._tell(f"Steps do not overlap: {odd!r} ({view.op(odd)}) keeps state that a step cannot wait for.")
+            self._log_once(f"Steps do not overlap: {odd!r} ({view.op(odd)}) keeps state that a step cannot wait for.")
             return None
         touching: dict[str, list[str]] = {}
         for node in runs:
@@ -158,11 +158,11 @@ class Overlapping:
             run = graph.get_tensor_by_name(RUN_NUMBER)
             ended = []
             for key, nodes in leaving.items():
-                ended.append(_after(ops.parallax_leave(run=run, key=key, name="leave"), nodes))
+                ended.append(_add_waiting_op(ops.parallax_leave(run=run, key=key, name="leave"), nodes))
             values = [graph.get_tensor_by_name(name) for name in tensors] or [run]
-            ended.append(_after(ops.parallax_deliver(run=run, values=values, name="deliver"), first))
-            taken = ops.parallax_collect(run=run, T=[value.dtype.base_dtype for value in values], name="collect")
-            collected = [tensor.name for tensor in taken]
+            ended.append(_add_waiting_op(ops.parallax_deliver(run=run, values=values, name="deliver"), first))
+            results = ops.parallax_collect(run=run, T=[value.dtype.base_dtype for value in values], name="collect")
+            collected = [tensor.name for tensor in results]
         graph.finalize()
         return ended, collected
 
@@ -181,13 +181,13 @@ class Overlapping:
             number = next(_numbers)
             _native().parallax_turns_begin(number, ready.keys, len(ready.keys))
             self._flying.append(flight)
-            self._give(functools.partial(_fly, ready, number, copied, flight, tell))
+            self._run_in_thread(functools.partial(_fly, ready, number, copied, flight, tell))
         try:
             return list(ready.collect(np.int64(number)))[: ready.fetched]
         except tf.errors.AbortedError:
             error = flight.done.exception()  # its own, or that of an earlier run
             if error is not None and not isinstance(error, tf.errors.AbortedError):
-                flight.is_told = True
+                flight.is_raised = True
             self.settle()  # raises an earlier error
             raise error or SessionError("A run ended before it gave its results.") from None
         finally:
@@ -196,8 +196,8 @@ class Overlapping:
     def _promise(self, ready: OverlappingRun) -> Callable[[BaseException], None]:
         """Returns the function that notifies others of this run's failure."""
         if self._failures is None:
-            return _tell_nobody
-        return functools.partial(self._failures.tell, self._failures.begin(ready.targets))
+            return _ignore_error
+        return functools.partial(self._failures.send_error, self._failures.begin(ready.targets))
 
     def settle(self) -> None:
         """Waits until no run is in flight.
@@ -217,7 +217,7 @@ class Overlapping:
             error = flight.done.exception()  # waits; an interrupt leaves the run in flight
             self._flying.popleft()
             has_failed = has_failed or error is not None
-            if not flight.is_told:
+            if not flight.is_raised:
                 failed = failed or error
         if has_failed and not self._flying:
             _native().parallax_turns_reset()
@@ -233,7 +233,7 @@ class Overlapping:
 
         return alone
 
-    def _give(self, task: Callable[[], None]) -> None:
+    def _run_in_thread(self, task: Callable[[], None]) -> None:
         """Executes a run in its own thread, which does not delay the end of the process."""
         if self._last <= self._most:
             threading.Thread(target=self._work, name=f"run_{self._last}", daemon=True).start()
@@ -243,13 +243,13 @@ class Overlapping:
         while True:
             self._tasks.get()()
 
-    def _tell(self, text: str) -> None:
-        if not self._told:
+    def _log_once(self, text: str) -> None:
+        if not self._has_logged:
             log.info(text)
-        self._told = True
+        self._has_logged = True
 
 
-def _tell_nobody(error: BaseException) -> None:
+def _ignore_error(error: BaseException) -> None:
     """Does nothing: no other process waits for messages of the run."""
 
 
@@ -279,7 +279,7 @@ def is_meeting(op: str) -> bool:
 def _before_meetings(view: GraphView, runs: set[str]) -> set[str]:
     """Those of some nodes that depend on no synchronization of workers, touch no variable, and always run."""
     after: set[str] = set()
-    found = set()
+    nodes_before = set()
     branches = branches_of(view)
     for node in view.topological_order():
         if node not in runs:
@@ -289,11 +289,11 @@ def _before_meetings(view: GraphView, runs: set[str]) -> set[str]:
         elif not branches[node] and not any(
             view.op(split_tensor(tensor)[0]) == "VarHandleOp" for tensor in view.inputs(node)
         ):
-            found.add(node)
-    return found
+            nodes_before.add(node)
+    return nodes_before
 
 
-def _after(made: Operation, nodes: Sequence[str]) -> str:
+def _add_waiting_op(made: Operation, nodes: Sequence[str]) -> str:
     """Makes a new op wait for others, and returns its name.
 
     `tf.control_dependencies` would set an attribute of the others, of which TensorFlow warns if they have run.

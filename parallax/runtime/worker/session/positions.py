@@ -21,7 +21,7 @@ from parallax.transform.passes.inputs import InputIterator, Maker
 
 
 @dataclass(frozen=True, slots=True)
-class _Does:
+class _RunEffects:
     """The effects of all runs of one combination.
 
     Attributes:
@@ -73,7 +73,7 @@ class InputPositions:
     consumed: int = 0
     taken: dict[str, IteratorPosition] = field(init=False)
     _names: Names | None = None
-    _known: dict[tuple[object, ...], _Does] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], _RunEffects] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.taken = {name: IteratorPosition() for name in self.inputs}
@@ -82,40 +82,42 @@ class InputPositions:
         self, names: Names, fetched: tuple[str, ...], fed: Iterable[str], gather: Gather | None
     ) -> dict[str, Value]:
         """Additional feeds of a run, by which iterators that it initializes resume at their positions."""
-        begins = self._does(names, fetched, frozenset(fed), gather).begins
+        begins = self._find_effects(names, fetched, frozenset(fed), gather).begins
         return self.start_feeds(begins) if begins else {}
 
     def start_feeds(self, begins: Sequence[tuple[str, str]]) -> dict[str, Value]:
         """Feeds that restore the positions of iterators, for the (iterator, op) that initialize them."""
-        found = {}
+        feeds = {}
         for name, maker in begins:
-            taken, one = self.taken[name], self._maker(name, maker)
-            if taken.pending is not None and taken.maker == maker:
-                found[one.start] = np.int64(one.count_skipped(taken.pending, self.size))
-        return found
+            position, one = self.taken[name], self._maker(name, maker)
+            if position.pending is not None and position.maker == maker:
+                feeds[one.start] = np.int64(one.count_skipped(position.pending, self.size))
+        return feeds
 
-    def ran(self, names: Names, fetched: tuple[str, ...], fed: Iterable[str], gather: Gather | None) -> None:
+    def record_run(self, names: Names, fetched: tuple[str, ...], fed: Iterable[str], gather: Gather | None) -> None:
         """Counts a run that has succeeded."""
-        does = self._does(names, fetched, frozenset(fed), gather)
+        does = self._find_effects(names, fetched, frozenset(fed), gather)
         self.consumed += self.size if does.trains else 0
-        self.began(does.begins)
+        self.record_begin(does.begins)
         for name, count in does.takes:
-            taken = self.taken[name]
-            if taken.maker and taken.pending is None:
-                taken.next += count * self._maker(name, taken.maker).stride(self.size)
+            position = self.taken[name]
+            if position.maker and position.pending is None:
+                position.next += count * self._maker(name, position.maker).stride(self.size)
 
-    def began(self, begins: Sequence[tuple[str, str]]) -> None:
+    def record_begin(self, begins: Sequence[tuple[str, str]]) -> None:
         """Records that iterators were initialized."""
         for name, maker in begins:
-            taken = self.taken[name]
-            goes_on = taken.pending is not None and taken.maker == maker
-            first = taken.pending if goes_on else self._maker(name, maker).first(self.rank)
+            position = self.taken[name]
+            goes_on = position.pending is not None and position.maker == maker
+            first = position.pending if goes_on else self._maker(name, maker).first(self.rank)
             self.taken[name] = IteratorPosition(maker, int(first or 0))
 
     def _maker(self, name: str, op: str) -> Maker:
         return next(one for one in self.inputs[name].makers if one.op == op)
 
-    def _does(self, names: Names, fetched: tuple[str, ...], fed: frozenset[str], gather: Gather | None) -> _Does:
+    def _find_effects(
+        self, names: Names, fetched: tuple[str, ...], fed: frozenset[str], gather: Gather | None
+    ) -> _RunEffects:
         if names is not self._names:  # the plan has changed
             self._names, self._known = names, {}
         key = (fetched, fed, gather)
@@ -123,13 +125,15 @@ class InputPositions:
             self._known[key] = self._looked_up(names, *key)
         return self._known[key]
 
-    def _looked_up(self, names: Names, fetched: tuple[str, ...], fed: frozenset[str], gather: Gather | None) -> _Does:
+    def _looked_up(
+        self, names: Names, fetched: tuple[str, ...], fed: frozenset[str], gather: Gather | None
+    ) -> _RunEffects:
         trains = self.trains(fetched)
         if not self.inputs:
-            return _Does(trains, (), ())
+            return _RunEffects(trains, (), ())
         cut_off = frozenset(names.here(name) for name in fed)
         tensors = [tensor for tensor in names.resolve(fetched, fed, gather).targets if tensor not in cut_off]
         runs = names.run_view.ancestors({split_tensor(t)[0] if ":" in t else t for t in tensors}, cut_off)
         takes = tuple((n, sum(names.here(op) in runs for op in one.takes)) for n, one in self.inputs.items())
         begins = tuple((n, m.op) for n, one in self.inputs.items() for m in one.makers if names.here(m.op) in runs)
-        return _Does(trains, takes, begins)
+        return _RunEffects(trains, takes, begins)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from parallax.base.types import Value
-from parallax.transform.passes.full_batches import FullBatch, led_to_full
+from parallax.transform.passes.full_batches import FullBatch, redirect_to_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class ResolvedRun:
         """The tensors and ops that all workers of a replica run, in the uncut graph."""
         return self.whole or self.tensors
 
-    def feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
+    def feeds(self, fed: Mapping[str, Value]) -> dict[str, Value]:
         """Converts feeds in the user's names to names of this worker's graph."""
-        here = {self.fed.get(name, name): value for name, value in given.items() if name not in self.absent}
-        return led_to_full(here, self.full) or here
+        here = {self.fed.get(name, name): value for name, value in fed.items() if name not in self.absent}
+        return redirect_to_full(here, self.full) or here
 
-    def values(self, found: Sequence[Value]) -> Sequence[Value]:
+    def values(self, fetched: Sequence[Value]) -> Sequence[Value]:
         """The results of a run of `tensors`, for each fetched name; None if unavailable."""
         if all(self.had):
-            return found[: len(self.had)]
-        values = iter(found)
+            return fetched[: len(self.had)]
+        values = iter(fetched)
         return [next(values) if had else None for had in self.had]

@@ -24,7 +24,14 @@ from parallax.runtime.worker.reports.nan_report import NanReport
 from parallax.runtime.worker.reports.run_log import RunLog, RunTimes
 from parallax.runtime.worker.session.accumulation import Accumulation, Gather
 from parallax.runtime.worker.session.batch_comparison import BatchComparison
-from parallax.runtime.worker.session.fetches import Fetchable, Leaf, Request, check_computed, put_together, read_request
+from parallax.runtime.worker.session.fetches import (
+    Fetchable,
+    Leaf,
+    Request,
+    check_computed,
+    read_request,
+    restore_structure,
+)
 from parallax.runtime.worker.session.names import Names, fetch_text
 from parallax.runtime.worker.session.one_graph import place_of
 from parallax.runtime.worker.session.positions import InputPositions
@@ -117,12 +124,12 @@ class WorkerContext:
     def count(self, run: Run) -> None:
         """Counts the data of an executed run; once, whichever caller is first."""
         if self.positions is not None and not run.is_counted:
-            self.positions.ran(self.names, (*run.names, *run.hook_names), run.fed, run.gather)
+            self.positions.record_run(self.names, (*run.names, *run.hook_names), run.fed, run.gather)
         run.is_counted = True
 
     @contextmanager
     def time_run(self) -> Iterator[RunTimes]:
-        """Context in which the log follows a run of the user's; `ran` records its success."""
+        """Context in which the log follows a run of the user's; `record_run` records its success."""
         began_s = time.monotonic()
         if self.log is None:
             yield RunTimes(began_s, 0.0)
@@ -133,10 +140,10 @@ class WorkerContext:
         finally:
             self.log.end(time.monotonic())
 
-    def ran(self, names: tuple[str, ...], run: RunTimes) -> None:
+    def record_run(self, names: tuple[str, ...], run: RunTimes) -> None:
         """Logs a successful run of the user's: its fetches, and its start."""
         if self.log is not None:
-            self.log.ran(names, run, time.monotonic(), self.accumulation.pending, self.plan)
+            self.log.record_run(names, run, time.monotonic(), self.accumulation.pending, self.plan)
 
     def place_of(self, op: str) -> str:
         """The script's line that made an op of its graph; empty if unknown."""
@@ -146,17 +153,17 @@ class WorkerContext:
         """Adds the fetches for the comparison of batches in the first steps to a run's request."""
         return request if self.batches is None else self.batches.with_sources(request)
 
-    def look_at(self, request: Request, found: Sequence[Value]) -> None:
+    def look_at(self, request: Request, fetched: Sequence[Value]) -> None:
         """Inspects the feeds and results of a run of the script's.
 
         Args:
             request: the script's own.
-            found: the values of its names, and of those that `with_sources` has added.
+            fetched: the values of its names, and of those that `with_sources` has added.
         """
         if self.batches is not None:
-            self.batches.after_run(request.names, request.feeds, found)
+            self.batches.after_run(request.names, request.feeds, fetched)
         if self.nan_report is not None:
-            self.nan_report.after_run(request.names, found)
+            self.nan_report.after_run(request.names, fetched)
 
     @property
     def step(self) -> int | None:
@@ -176,29 +183,29 @@ class WorkerContext:
         check_computed(name, self.analysed.captured.lazy)
         return self.names.has(name)
 
-    def sharing(self, resolved: ResolvedRun) -> AbstractContextManager[None]:
+    def share_failures(self, resolved: ResolvedRun) -> AbstractContextManager[None]:
         """Context of a run; other stages of the model fail with it."""
-        return nullcontext() if self.stages is None else self.stages.sharing(resolved)
+        return nullcontext() if self.stages is None else self.stages.share_failures(resolved)
 
-    def bring_values(self, resolved: ResolvedRun, found: Sequence[Value]) -> Sequence[Value]:
+    def complete_values(self, resolved: ResolvedRun, fetched: Sequence[Value]) -> Sequence[Value]:
         """The results of a run for each fetched name; values of another stage are gathered."""
-        own = resolved.values(found)
-        return own if self.stages is None else self.stages.bring(resolved, own)
+        local = resolved.values(fetched)
+        return local if self.stages is None else self.stages.complete_values(resolved, local)
 
-    def sharing_step(self) -> AbstractContextManager[None]:
+    def share_step_failures(self) -> AbstractContextManager[None]:
         """A context for the runs of a front end's step; other stages of the model fail with them."""
-        return nullcontext() if self.stages is None else self.stages.sharing_step()
+        return nullcontext() if self.stages is None else self.stages.share_step_failures()
 
     def gather_values(self, runs: Sequence[tuple[ResolvedRun, Sequence[Value]]]) -> list[Sequence[Value]]:
         """The results of a step's runs: of all stages on the first stage, local ones on others."""
         if self.stages is None:
-            return [own for _, own in runs]
+            return [values for _, values in runs]
         with self.watch.run("the values of a step", "values of a step"):
             return self.stages.gather(runs)
 
-    def values(self, request: Request, found: Sequence[Value], per_replica: bool) -> Nest:
+    def values(self, request: Request, fetched: Sequence[Value], per_replica: bool) -> Nest:
         """The values of a request, in its structure."""
-        return put_together(request, found, self._is_saved_path if per_replica else None)
+        return restore_structure(request, fetched, self._is_saved_path if per_replica else None)
 
     def _is_saved_path(self, fetch: Leaf) -> bool:
         # A tf.train.Saver fetches by name, and uses the result as the path.
@@ -236,25 +243,25 @@ class PlainSession(SessionInterface):  # type: ignore[misc]
         """Runs fetches as `tf.compat.v1.Session.run`; raises SessionError for names that the user's graph lacks."""
         worker = self._worker
         request = worker.read(fetches, feed_dict, per_replica=False)
-        kept = worker.names.kept_by(request.names, request.feeds)
-        gather = worker.accumulation.next_run(kept)
+        sources = worker.names.accumulated_by(request.names, request.feeds)
+        gather = worker.accumulation.next_run(sources)
         resolved = worker.names.resolve(request.names, request.feeds, gather)
         if worker.raw is None:
             raise SessionError("The session is closed and cannot run anything.")
         if self._is_chiefs and resolved.collectives:
             raise SessionError(NOT_CHIEFS.format(fetch=fetch_text(request.names, ())))
-        with worker.time_run() as times, worker.watch.run(), worker.sharing(resolved):
+        with worker.time_run() as times, worker.watch.run(), worker.share_failures(resolved):
             for_all = partial(worker.names.for_all, request.names, request.feeds)
             worker.watch.begin(fetch_text(request.names, ()), resolved.collectives, for_all=for_all)
             feeds = {**resolved.feeds(request.feeds), **resolved.empty}
             feeds.update(worker.position_feeds(request.names, request.feeds, gather))
-            found = worker.raw.run(list(resolved.tensors), feeds, options, run_metadata)
-            worker.accumulation.has_run(kept)
+            fetched = worker.raw.run(list(resolved.tensors), feeds, options, run_metadata)
+            worker.accumulation.has_run(sources)
             if worker.runs is not None:
                 worker.runs.add(worker.names, request.names, (), request.feeds, gather)
             worker.count(Run(None, request.names, set(request.feeds), gather))
-            worker.ran(request.names, times)
-            return worker.values(request, worker.bring_values(resolved, found), per_replica=False)
+            worker.record_run(request.names, times)
+            return worker.values(request, worker.complete_values(resolved, fetched), per_replica=False)
 
     def partial_run_setup(self, fetches: Fetches, feeds: object = None) -> None:
         """Not supported: collectives need complete runs."""

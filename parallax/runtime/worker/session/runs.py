@@ -22,7 +22,7 @@ _REMEMBERED = 256  # runs between two comparisons whose fetches a message can na
 
 
 @dataclass(eq=False, slots=True)
-class Kind:
+class RunKind:
     """All runs of the same fetches and feeds.
 
     Attributes:
@@ -67,8 +67,8 @@ class Runs:
         self._writers = writers
         self._trains = trains
         self._names: Names | None = None
-        self._kinds: dict[tuple[object, ...], Kind] = {}
-        self._before: list[Kind] = []  # of earlier plans
+        self._kinds: dict[tuple[object, ...], RunKind] = {}
+        self._before: list[RunKind] = []  # of earlier plans
         self._order: dict[int, Any] = {}
         self._recent: dict[int, deque[tuple[str, str]]] = {}
 
@@ -79,7 +79,7 @@ class Runs:
         for_hooks: tuple[str, ...],
         fed: Mapping[str, Value] | set[str],
         gather: Gather | None,
-    ) -> Kind:
+    ) -> RunKind:
         """Counts a run that has ended.
 
         Args:
@@ -107,7 +107,7 @@ class Runs:
             self._recent[thread].append((kind.fetches, kind.collectives))
         return kind
 
-    def list_met(self) -> CollectiveRuns:
+    def list_collective_runs(self) -> CollectiveRuns:
         """The runs of this thread that took part in collectives."""
         thread = threading.get_ident()
         if thread not in self._order:
@@ -121,11 +121,11 @@ class Runs:
 
     def written_by(self, writers: tuple[str, ...]) -> Counter[str]:
         """The number of runs of each of some ops that write."""
-        found: Counter[str] = Counter()
+        count_by_writer: Counter[str] = Counter()
         for kind in (*self._before, *self._kinds.values()):
             for writer in kind.writers.intersection(writers):
-                found[writer] += kind.count
-        return found
+                count_by_writer[writer] += kind.count
+        return count_by_writer
 
     def _kind(
         self,
@@ -134,10 +134,10 @@ class Runs:
         for_hooks: tuple[str, ...],
         fed: frozenset[str],
         gather: Gather | None,
-    ) -> Kind:
+    ) -> RunKind:
         every = (*fetched, *for_hooks)
         resolved = names.resolve(every, fed, gather)
         nodes = {split_tensor(name)[0] if ":" in name else name for name in every if name not in fed}
         writers = frozenset() if gather is not None else self._writers & self._view.ancestors(nodes, fed)
         is_step = gather is None and self._trains(fetched)
-        return Kind(fetch_text(fetched, for_hooks), resolved.collectives, writers, is_step)
+        return RunKind(fetch_text(fetched, for_hooks), resolved.collectives, writers, is_step)

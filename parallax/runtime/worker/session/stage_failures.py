@@ -36,7 +36,7 @@ class StageFailures:
         self._native = ctypes.CDLL(str(library()))
         self._native.parallax_stages_times.restype = ctypes.c_longlong
         own = self._numbers.values()  # of which initial values have been sent
-        self._begun = Counter({number: self._native.parallax_stages_times(number) for number in own})
+        self._begun_promises = Counter({number: self._native.parallax_stages_times(number) for number in own})
         self._native.parallax_stages_fail.argtypes = [
             ctypes.c_int,
             ctypes.c_int,
@@ -59,10 +59,10 @@ class StageFailures:
                 "After a run that has failed the stages of a model cannot go on together, and this one came after: "
                 f"{self._failed} Open a new job, which resumes from its checkpoint."
             )
-        self._begun.update(numbers)
-        return {number: self._begun[number] for number in numbers}
+        self._begun_promises.update(numbers)
+        return {number: self._begun_promises[number] for number in numbers}
 
-    def tell(self, promise: Promise, error: BaseException) -> None:
+    def send_error(self, promise: Promise, error: BaseException) -> None:
         """Sends the error of a failed run in place of its unsent messages."""
         self._failed = self._failed or error
         code = error.error_code if isinstance(error, tf.errors.OpError) else _UNKNOWN
@@ -88,5 +88,5 @@ class StageFailures:
         try:
             return run()
         except BaseException as error:
-            self.tell(promise, error)
+            self.send_error(promise, error)
             raise

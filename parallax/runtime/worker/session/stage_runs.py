@@ -22,28 +22,31 @@ def of_stage(run: ResolvedRun, stages: StageGraph, runs: set[str], feeds: Mappin
     """
     fed = frozenset(feeds.values())
     messages = stages.within(runs, fed)
-    asked = iter(run.tensors)
-    names = [next(asked) if had else None for had in run.had]
-    besides = list(asked)
+    requested = iter(run.tensors)
+    names = [next(requested) if had else None for had in run.had]
+    besides = list(requested)
     where = {place: _stage_of(stages, name, fed) for place, name in enumerate(names) if name is not None}
     has_own = {place: stage in (None, stages.stage) for place, stage in where.items()}
     sends = [send_name(one) for one in messages if one.source == stages.stage]
-    own = [name for place, name in enumerate(names) if name is not None and has_own[place]]
-    more = [name for name in (*besides, *sends) if stages.is_here(_node(name)) and name not in own]
+    local_names = [name for place, name in enumerate(names) if name is not None and has_own[place]]
+    more = [name for name in (*besides, *sends) if stages.is_here(_node(name)) and name not in local_names]
     received = {one.tensor: f"{receive_name(one)}:0" for one in stages.messages if one.target == stages.stage}
-    led = {given: here if stages.is_here(_node(here)) else received.get(here, "") for given, here in feeds.items()}
+    led = {
+        whole_name: here if stages.is_here(_node(here)) else received.get(here, "")
+        for whole_name, here in feeds.items()
+    }
     texts = [run.collectives, *(f"stage message {one.number}" for one in messages)]
     texts += [f"fetch {place} of stage {stage}" for place, stage in where.items() if stage is not None]
     is_joint = bool(run.collectives or messages or any(stage is not None for stage in where.values()))
     return replace(
         run,
-        tensors=(*own, *dict.fromkeys(more)),
+        tensors=(*local_names, *dict.fromkeys(more)),
         empty={name: value for name, value in run.empty.items() if stages.is_here(_node(name))},
         collectives=hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] if is_joint else "",
-        fed={given: here for given, here in led.items() if here and given != here},
+        fed={whole_name: here for whole_name, here in led.items() if here and whole_name != here},
         had=tuple(has_own.get(place, False) for place in range(len(run.had))),
         whole=run.tensors,
-        absent=frozenset(given for given, here in led.items() if not here),
+        absent=frozenset(whole_name for whole_name, here in led.items() if not here),
         stages={place: stage for place, stage in where.items() if stage is not None and ":" in str(names[place])},
     )
 

@@ -35,7 +35,7 @@ class StageValues:
         self.settle: Callable[[], None] = lambda: None
 
     @contextmanager
-    def sharing(self, run: ResolvedRun) -> Iterator[None]:
+    def share_failures(self, run: ResolvedRun) -> Iterator[None]:
         """Context of a run whose values are sent to all stages; all of them fail if one fails."""
         self._owed = [run]
         try:
@@ -53,17 +53,17 @@ class StageValues:
         """Records a hook's fetches of the run, which are exchanged before the run's own."""
         self._owed.insert(len(self._owed) - 1, run)
 
-    def bring(self, run: ResolvedRun, own: Sequence[Value]) -> Sequence[Value]:
-        """The values of all fetched names, of which `own` has the local ones; None if unavailable.
+    def complete_values(self, run: ResolvedRun, local: Sequence[Value]) -> Sequence[Value]:
+        """The values of all fetched names, of which `local` has the local ones; None if unavailable.
 
         Raises:
             OpError: the error that another stage got instead of them.
         """
         self._owed = [owed for owed in self._owed if owed is not run]
-        return self._exchange(run, list(own), None)
+        return self._exchange(run, list(local), None)
 
     @contextmanager
-    def sharing_step(self) -> Iterator[None]:
+    def share_step_failures(self) -> Iterator[None]:
         """Context of the runs of a step; all stages fail if one fails."""
         try:
             yield
@@ -85,38 +85,38 @@ class StageValues:
         """
         self._tell_all(None)
         stage = self._peers.Get_rank()
-        own = [{place: values[place] for place, at in run.stages.items() if at == stage} for run, values in runs]
-        of_stages = self._peers.gather(None if stage == 0 else own) or []
-        found = [list(values) for _, values in runs]
+        local = [{place: values[place] for place, at in run.stages.items() if at == stage} for run, values in runs]
+        of_stages = self._peers.gather(None if stage == 0 else local) or []
+        values_by_run = [list(values) for _, values in runs]
         for theirs in of_stages[1:]:
-            for values, brought in zip(found, theirs, strict=True):
+            for values, brought in zip(values_by_run, theirs, strict=True):
                 for place, value in brought.items():
                     values[place] = value
-        return list(found)
+        return list(values_by_run)
 
     def _tell_all(self, failed: Exception | None) -> None:
         """Notifies the other stages of an error, and raises theirs."""
-        said = next((one for one in self._peers.allgather(_text_of(failed)) if one is not None), None)
-        if said is not None:
-            _raise(said)
+        first_error = next((one for one in self._peers.allgather(_text_of(failed)) if one is not None), None)
+        if first_error is not None:
+            _raise(first_error)
 
     def _exchange(self, run: ResolvedRun, values: list[Value], failed: Exception | None) -> list[Value]:
-        said: tuple[int, str] | None = None
+        error_text: tuple[int, str] | None = None
         for stage in sorted(set(run.stages.values())):
             places = [place for place, at in run.stages.items() if at == stage]
-            own = _text_of(failed), [values[place] for place in places]
-            error, theirs = self._peers.bcast(own, stage)
-            said = said or error
+            local = _text_of(failed), [values[place] for place in places]
+            error, theirs = self._peers.bcast(local, stage)
+            error_text = error_text or error
             for place, value in zip(places, theirs, strict=True):
                 values[place] = value
-        if said is not None:
-            _raise(said)
+        if error_text is not None:
+            _raise(error_text)
         return values
 
 
-def _raise(said: tuple[int, str]) -> NoReturn:
+def _raise(error_text: tuple[int, str]) -> NoReturn:
     """Raises the error of another stage."""
-    raise tf.compat.v1.errors.exception_type_from_error_code(said[0])(None, None, said[1])
+    raise tf.compat.v1.errors.exception_type_from_error_code(error_text[0])(None, None, error_text[1])
 
 
 def _text_of(error: Exception | None) -> tuple[int, str] | None:

@@ -35,7 +35,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._hook = hook
         self._worker = worker
         self._is_chiefs = is_chiefs
-        self._asked: tuple[Request, ResolvedRun] | None = None
+        self._requested: tuple[Request, ResolvedRun] | None = None
 
     def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Called when the session has been created."""
@@ -47,7 +47,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         run = self._run()
         constraints = self._call(self._hook.before_run, self._context(run))
         self._pass_on_stop(run_context)
-        self._asked = None
+        self._requested = None
         if constraints is None:
             return None
         fetches = [] if constraints.fetches is None else constraints.fetches
@@ -57,7 +57,7 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._check_runs_alone(run, request)
         run.hook_names += request.names
         run.fed |= request.feeds.keys()
-        self._asked = request, resolved
+        self._requested = request, resolved
         if self._worker.stages is not None:
             self._worker.stages.add(resolved)
         return v1.train.SessionRunArgs(list(resolved.tensors), resolved.feeds(request.feeds), constraints.options)
@@ -65,10 +65,10 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Passes the hook its values."""
         results = None
-        if self._asked is not None:
-            request, resolved = self._asked
+        if self._requested is not None:
+            request, resolved = self._requested
             results = self._worker.values(
-                request, self._worker.bring_values(resolved, run_values.results), per_replica=False
+                request, self._worker.complete_values(resolved, run_values.results), per_replica=False
             )
         values = v1.train.SessionRunValues(results, run_values.options, run_values.run_metadata)
         self._call(self._hook.after_run, self._context(self._run()), values)
@@ -90,9 +90,9 @@ class UserHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """The run context that the hook receives."""
         if not self._is_chiefs:
             return run.context
-        own = v1.train.SessionRunContext(run.context.original_args, self._session())
-        own.request_stop = run.context.request_stop
-        return own
+        hook_context = v1.train.SessionRunContext(run.context.original_args, self._session())
+        hook_context.request_stop = run.context.request_stop
+        return hook_context
 
     def _check_runs_alone(self, run: Run, request: Request) -> None:
         """Refuses fetches that need other workers, because these do not take part."""

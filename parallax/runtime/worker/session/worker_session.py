@@ -142,14 +142,16 @@ class Session(PlainSession):
             micro_batches: the micro-batch of each part, of which the last updates; None where steps are not split.
         """
         worker, pending = self._worker, list[tuple[Request, ResolvedRun, Sequence[Value]]]()
-        with worker.sharing_step():
+        with worker.share_step_failures():
             for number, feeds in enumerate(fed):
                 part = None if micro_batches is None else micro_batches[number]
                 self._run(fetches, feeds, micro_batch=part, later=pending)
-        given = worker.gather_values([(resolved, own) for _, resolved, own in pending])
-        for (request, *_), values in zip(pending, given, strict=True):
+        values_by_run = worker.gather_values([(resolved, local) for _, resolved, local in pending])
+        for (request, *_), values in zip(pending, values_by_run, strict=True):
             worker.look_at(request, values)
-        return [worker.values(request, values, True) for (request, *_), values in zip(pending, given, strict=True)]
+        return [
+            worker.values(request, values, True) for (request, *_), values in zip(pending, values_by_run, strict=True)
+        ]
 
     def _run(
         self,
@@ -167,52 +169,56 @@ class Session(PlainSession):
         request = worker.read(fetches, feed_dict, per_replica)
         if self._verification is not None:
             self._verification.before_run(request)
-        kept = worker.names.kept_by(request.names, request.feeds)
-        gather = worker.accumulation.next_run(kept, micro_batch)
+        sources = worker.names.accumulated_by(request.names, request.feeds)
+        gather = worker.accumulation.next_run(sources, micro_batch)
         resolved = worker.names.resolve(worker.with_sources(request).names, request.feeds, gather)
         run = Run(None, request.names, set(request.feeds), gather)
-        beside = worker.position_feeds(request.names, request.feeds, gather)
-        feeds = {**resolved.feeds(request.feeds), **beside, **worker.names.micro_batch_feeds(kept, micro_batch)}
-        shared = worker.sharing(resolved) if later is None else nullcontext()
+        position_feeds = worker.position_feeds(request.names, request.feeds, gather)
+        feeds = {
+            **resolved.feeds(request.feeds),
+            **position_feeds,
+            **worker.names.micro_batch_feeds(sources, micro_batch),
+        }
+        shared = worker.share_failures(resolved) if later is None else nullcontext()
         with worker.time_run() as times, worker.watch.run(), shared:
             try:
-                found = None
-                asked: tuple[tuple[str, ...], Any] = ((), request.feeds)  # fetches for hooks, and all feeds
+                result = None
+                hook_request: tuple[tuple[str, ...], Any] = ((), request.feeds)  # fetches for hooks, and all feeds
                 if self._direct is not None and options is None and run_metadata is None:
                     fetch = fetch_text(request.names, ())
                     for_all = partial(worker.names.for_all, request.names, request.feeds)
                     worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
                     overlaps = bool(resolved.collectives)
-                    found = self._direct.run(resolved.tensors, {**feeds, **resolved.empty}, overlaps)
-                if found is None:  # the last hook sets what the run waits for
+                    result = self._direct.run(resolved.tensors, {**feeds, **resolved.empty}, overlaps)
+                if result is None:  # the last hook sets what the run waits for
                     arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
                     run.context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
                     worker.run = run  # hooks add their fetches
-                    found = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
-                    asked = tuple(run.hook_names), run.fed
+                    result = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
+                    hook_request = tuple(run.hook_names), run.fed
             except tf.errors.InvalidArgumentError as error:
                 named = id_error(error, worker.names.run_view, self._workers.Get_rank(), worker.step)
                 if named is None:
                     raise
                 raise named from None  # TensorFlow's own message says less, in forty lines
             worker.watch.count()
-            worker.accumulation.has_run(kept)
+            worker.accumulation.has_run(sources)
             worker.count(run)
-            worker.ran((*request.names, *run.hook_names), times)
+            worker.record_run((*request.names, *run.hook_names), times)
             values = None
             if later is not None:
-                later.append((request, resolved, resolved.values(found)))
+                later.append((request, resolved, resolved.values(result)))
             else:
-                given = worker.bring_values(resolved, found)
-                values = worker.values(request, given, per_replica)
-                worker.look_at(request, given)
+                completed = worker.complete_values(resolved, result)
+                values = worker.values(request, completed, per_replica)
+                worker.look_at(request, completed)
         seconds = time.monotonic() - times.began_s
         if self._verification is not None:
             self._verification.after_run()
             if self._verification.done:
                 self._verification = None
         if self._guard is not None:
-            self._guard.after_run(request.names, *asked, gather, seconds)
+            self._guard.after_run(request.names, *hook_request, gather, seconds)
         if self._afterwards and not worker.accumulation.pending:
             self._afterwards[0].after_run(request.names, seconds)
             if self._afterwards[0].done:
