@@ -32,7 +32,7 @@ KEPT = ("tests/equality/test_in_memory.py", "-k", "several_batches")
 UNEVEN = ("tests/keras/test_losses.py",)
 SERVED = ("tests/equality/test_equality.py", "-k", "optimizer_on_servers")
 OWNERSHIP = ("tests/graph/test_ownership.py",)
-JOINED = ("tests/transform/test_joined_messages.py",)
+JOINED = ("tests/transform/test_fused_all_reduces.py",)
 OVERLAPPING = ("tests/runtime/worker/test_overlapping.py",)
 LAYOUTS = ("tests/analysis/layouts/test_rules.py",)
 MIXED = ("tests/exactness/test_mixed_examples.py",)
@@ -70,7 +70,7 @@ MUTANTS = (
     ),
     Mutant(
         "a product that contracts the batch is taken for one of all workers",
-        "analysis/layouts/rules/reductions.py",
+        "analysis/layouts/rules/matrix_products.py",
         "if letter in result else SUM, dims)",
         "if letter in result else REPLICATED, dims)",
         LAYOUTS,
@@ -189,14 +189,14 @@ MUTANTS = (
     ),
     Mutant(
         "parts that travel together lose their scales",
-        "transform/passes/joined_messages.py",
+        "transform/passes/fused_all_reduces.py",
         'fused.attr["scales"].list.f.extend(one.attr["scales"].list.f[0] for one in members)',
         'fused.attr["scales"].list.f.extend(1.0 for one in members)',
         JOINED,
     ),
     Mutant(
         "all-reduces of other levels travel together",
-        "transform/passes/joined_messages.py",
+        "transform/passes/fused_all_reduces.py",
         "levels[node] = level",
         "levels[node] = 0",
         JOINED,
@@ -315,7 +315,7 @@ MUTANTS = (
     ),
     Mutant(
         "all workers draw the same random numbers",
-        "transform/passes/seeds.py",
+        "transform/passes/random_seeds.py",
         "rank = 0 if initial or worker.equal_randomness else worker.rank",
         "rank = 0",
         ("tests/transform/building/test_random_rows.py", "tests/transform/test_transform.py"),

@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.analysis.stages import analyse, plan_for
+from parallax.analysis.graph_to_plan import analyse, plan_for
 from parallax.entry import api
 from parallax.plans.plan import one_host, plan_from_json
 from parallax.report.plan_table import plan_table

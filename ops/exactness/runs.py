@@ -12,16 +12,16 @@ from ops.exactness.roundings import with_roundings
 from ops.exactness.script import Script, concatenate_batches, fed
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import check_meetings, combine_workers, name_run_marker, of_worker
+from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.analysis.reading.capture import capture, initialization_phases
-from parallax.analysis.stages import AnalysedGraph
 from parallax.graph.view import GraphView
 from parallax.runtime.worker.session.accumulation import Accumulation, MicroBatchRun
 from parallax.runtime.worker.session.names import Names
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.cut_stages import ops_here
-from parallax.transform.passes.joined_messages import unfuse_view
-from parallax.transform.passes.seeds import set_seeds
+from parallax.transform.passes.fused_all_reduces import unfuse_view
+from parallax.transform.passes.random_seeds import set_seeds
 from parallax.transform.pipeline import WorkerGraph
 
 SEED = 7

@@ -21,7 +21,7 @@ from parallax.cluster.team_names import STAGE, WORKERS
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.transform.passes.cut_stages import RECEIVE, SEND
 from parallax.transform.passes.cut_stages import SCOPE as MESSAGES
-from parallax.transform.passes.joined_messages import members_of
+from parallax.transform.passes.fused_all_reduces import members_of
 
 _ALL_REDUCE = "ParallaxAllReduce"
 _REDUCTIONS = {"sum": "Sum", "min": "Min", "max": "Max"}

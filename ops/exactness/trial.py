@@ -32,9 +32,9 @@ import tensorflow as tf
 from ops.exactness.claims import first_false
 from ops.exactness.runs import SEED, Built, NotFinite, Ran, Watched, train_one_process, train_workers
 from ops.exactness.script import Script
+from parallax.analysis.graph_to_plan import AnalysedGraph, analyse, feasible, rewrites_of
 from parallax.analysis.planner import make_plan, part_routes, placements
 from parallax.analysis.propagation.propagate import walk_graph
-from parallax.analysis.stages import AnalysedGraph, analyse, feasible, rewrites_of
 from parallax.base.errors import ParallaxError, PlanError
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import Plan, PlanConstraints, one_host

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from parallax.runtime.launcher.failures import end_of_job as job_machine
-from parallax.runtime.launcher.failures.outcome import Ending
+from parallax.runtime.launcher.failures.first_failure import Ending
 from parallax.runtime.supervisor import state_machine as rank_machine
 from parallax.runtime.supervisor.frames import Control, Frame, Start
 from parallax.runtime.supervisor.limits import PREEMPTION, Limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from parallax.analysis.stages import AnalysedGraph, rewrites_of
+from parallax.analysis.graph_to_plan import AnalysedGraph, rewrites_of
 from parallax.graph.row_updates import ROW_UPDATE_OPS, row_update_ops
 from parallax.plans.plan import Plan
 from parallax.plans.rewrites import Rewrites

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from parallax.analysis.stages import analyse_for, rewrites_of, simulation_of
+from parallax.analysis.graph_to_plan import analyse_for, rewrites_of, simulation_of
 from parallax.analysis.whatif.simulate import HostKind
 from parallax.base.errors import ParallaxError
 from parallax.base.types import Graph, Session

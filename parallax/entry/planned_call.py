@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from parallax.analysis.graph_decisions import GraphDecisions
-from parallax.analysis.stages import AnalysedGraph, analyse_for, plan_for
+from parallax.analysis.graph_to_plan import AnalysedGraph, analyse_for, plan_for
 from parallax.base.errors import ConfigError, PlanError
 from parallax.base.status_line import clear_status
 from parallax.base.types import Graph

@@ -32,7 +32,7 @@ from parallax.functions.tracing.arguments import (
     check_signature,
     without_values,
 )
-from parallax.functions.tracing.batch_statistics import statistics_of
+from parallax.functions.tracing.batch_norm_setting import statistics_of
 from parallax.functions.tracing.results import rules_of
 from parallax.functions.tracing.trace_step import AS_TENSORFLOW, Tracing, traced_step
 from parallax.report.logger import log

@@ -12,8 +12,8 @@ from parallax.base.errors import CheckpointError
 from parallax.base.types import KerasModel, Variable
 from parallax.functions.tracing.traced_values import InFile, bytes_of, initial_of, leave_in, rows
 from parallax.keras.libraries import library_of
-from parallax.keras.steps import variables_of
-from parallax.keras.training import training_of
+from parallax.keras.model_steps import variables_of
+from parallax.keras.train_function import training_of
 from parallax.runtime.checkpoint.format.bundle import Bundle
 from parallax.runtime.checkpoint.format.folder import absolute, file_errors
 from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, chunks, slice_text

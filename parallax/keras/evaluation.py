@@ -20,9 +20,9 @@ from parallax.keras import keras3
 from parallax.keras.arrays import index_input
 from parallax.keras.fitting import FitCall, batches_of, driving, is_step_of, make_call, peek, split_input
 from parallax.keras.inputs import batch_length, count_examples, is_compatible
+from parallax.keras.model_steps import traced_evaluation, traced_prediction
 from parallax.keras.refusals import check_model
-from parallax.keras.steps import traced_evaluation, traced_prediction
-from parallax.keras.training import ModelTraining
+from parallax.keras.train_function import ModelTraining
 from parallax.settings.parts import TableConfig
 
 TRACERS = {"test": traced_evaluation, "predict": traced_prediction}

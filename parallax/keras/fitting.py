@@ -32,10 +32,10 @@ from parallax.keras.datasets import find_unsplit_parts, split_dataset
 from parallax.keras.epochs import PeekedDataset, PeekedDatasets
 from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
+from parallax.keras.model_steps import NOT_KNOWN, ModelStep, step_graph, traced_evaluation, traced_training
 from parallax.keras.progress import FitProgress
 from parallax.keras.refusals import check_model, check_step
-from parallax.keras.steps import NOT_KNOWN, ModelStep, step_graph, traced_evaluation, traced_training
-from parallax.keras.training import ModelTraining
+from parallax.keras.train_function import ModelTraining
 from parallax.runtime.driver_channel import ChannelClosed
 from parallax.settings.parts import TableConfig
 

@@ -18,15 +18,15 @@ from parallax.base.status_line import show_status, status_line
 from parallax.base.types import Argument, KerasHistory, KerasModel, Nest
 from parallax.entry import call as calls
 from parallax.functions.remote.driven_workers import leave_gpus_to_workers, reserved_workers, start_workers
-from parallax.functions.tracing.batch_statistics import statistics_of
+from parallax.functions.tracing.batch_norm_setting import statistics_of
 from parallax.functions.tracing.traced_values import limit_materialized
 from parallax.functions.variables import check_folder
 from parallax.keras import keras3
 from parallax.keras.evaluation import LastFit, run_call, trace_call
 from parallax.keras.fitting import FitCall, read_fit, restore_state, run_fit
 from parallax.keras.libraries import library_of, tf_keras
+from parallax.keras.train_function import training_of
 from parallax.keras.train_on_batch import prepare_model
-from parallax.keras.training import training_of
 from parallax.report.logger import log
 from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job
 from parallax.settings.config import Config

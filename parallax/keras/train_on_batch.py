@@ -15,13 +15,13 @@ from parallax.base.types import Argument, KerasModel, Logs, Nest, TensorLike, Ty
 from parallax.entry import call as calls
 from parallax.functions.batches.shares import find_replicated_parts
 from parallax.functions.loop import LoopStep, OpenLoop, ScriptLoop, loop_for
-from parallax.functions.tracing.batch_statistics import statistics_of
+from parallax.functions.tracing.batch_norm_setting import statistics_of
 from parallax.keras.fitting import check_traced
 from parallax.keras.inputs import batch_length, is_compatible
 from parallax.keras.libraries import library_of
+from parallax.keras.model_steps import ModelStep, rules_of_logs, traced_training, variables_of
 from parallax.keras.refusals import check_model
-from parallax.keras.steps import ModelStep, rules_of_logs, traced_training, variables_of
-from parallax.keras.training import ModelTraining
+from parallax.keras.train_function import ModelTraining
 from parallax.settings.config import Config
 
 

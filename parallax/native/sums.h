@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "teams.h"
-#include "window.h"
+#include "shared_window.h"
 
 namespace parallax {
 

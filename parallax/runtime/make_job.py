@@ -11,7 +11,7 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
-from parallax.analysis.stages import AnalysedGraph
+from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.base.errors import ConfigError, LaunchError
 from parallax.base.types import Graph
 from parallax.cluster.machines import Cluster, local_cluster

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parallax.analysis.graph_decisions import GraphDecisions
+from parallax.analysis.graph_to_plan import AnalysedGraph, analyse, analysed_as, constraints_of, rewrites_of
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.gradients import training_updates
-from parallax.analysis.stages import AnalysedGraph, analyse, analysed_as, constraints_of, rewrites_of
 from parallax.base.errors import PlanError
 from parallax.base.types import Comm, Graph, Hook
 from parallax.plans.plan import Layout, Plan, plan_from_json

@@ -36,20 +36,20 @@ from parallax.transform.passes.cut_stages import StageGraph, cut_stages
 from parallax.transform.passes.dense_and_gathered import collect_rows, reduce_gradients
 from parallax.transform.passes.exchange import exchange_rows
 from parallax.transform.passes.full_batches import FullBatch, add_full_batches
+from parallax.transform.passes.fused_all_reduces import FusedMessage, fuse_all_reduces
 from parallax.transform.passes.gradients_to_servers import scatter_gradients
 from parallax.transform.passes.inputs import IteratorsOfGraph, keep_inputs
-from parallax.transform.passes.joined_messages import FusedMessage, fuse_all_reduces
 from parallax.transform.passes.layouts import change_layouts
 from parallax.transform.passes.local_tables import gather_rows, slice_rows, spread_tables
 from parallax.transform.passes.micro_shares import weigh_micro_batches
 from parallax.transform.passes.on_servers import run_on_servers
 from parallax.transform.passes.padded_rows import fill_rows_alike
+from parallax.transform.passes.random_positions import RandomStreams, keep_streams
+from parallax.transform.passes.random_seeds import set_seeds
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date, lazily_updated
-from parallax.transform.passes.seeds import set_seeds
 from parallax.transform.passes.server_partitions import place_tables
 from parallax.transform.passes.shard_numbers import set_shards
 from parallax.transform.passes.share_batches import share_batches
-from parallax.transform.passes.streams import RandomStreams, keep_streams
 from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory, remember_touched_rows
 from parallax.transform.passes.turns import add_gates
 

@@ -25,7 +25,7 @@ from parallax.base.errors import TransformError
 from parallax.base.types import GraphDef, NodeDef, OpDef
 from parallax.graph.view import split_tensor
 from parallax.transform.building.editor import SCOPE, GradientAccumulation
-from parallax.transform.passes.seeds import mix_seed
+from parallax.transform.passes.random_seeds import mix_seed
 from parallax.transform.passes.turns import SCOPE as TURNS
 from parallax.transform.pipeline import WorkerGraph
 
@@ -43,8 +43,8 @@ class SwappedGraph:
     """Another plan's graph in a running session.
 
     A random op whose shape depends on pulled rows restarts with another seed, so as not to repeat its numbers; one with
-    a constant shape, or with its position in a variable (passes/streams.py), continues. An op that keeps state between
-    runs in another way and reads a changed node (`Stage`) is refused by name.
+    a constant shape, or with its position in a variable (passes/random_positions.py), continues. An op that keeps
+    state between runs in another way and reads a changed node (`Stage`) is refused by name.
 
     Attributes:
         worker_graph: of the new plan. Tensors and ops to be run have their names in the session; lookups by the user's

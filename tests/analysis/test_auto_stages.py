@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from parallax.analysis.cut.plan_stages import get_graph_cut
 from parallax.analysis.cut.stage_cut import CutRates
-from parallax.analysis.stages import analyse, plan_for
+from parallax.analysis.graph_to_plan import analyse, plan_for
 from parallax.base.errors import NotEnoughMemory, PlanError
 from parallax.plans.model_stages import idle_share
 from parallax.plans.plan import Layout, plan_from_json

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 from parallax.analysis.graph_decisions import GraphDecisions
-from parallax.analysis.stages import analyse, plan_for, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
 from parallax.plans.plan import one_host
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from parallax.analysis.graph_to_plan import analyse, plan_for
 from parallax.analysis.plan_islands import islands_of, layout_of_island
-from parallax.analysis.stages import analyse, plan_for
 from parallax.base.errors import ConfigError, PlanError
 from parallax.entry.planned_call import checked_call, plan_on
 from parallax.plans.island_plan import IslandPlan

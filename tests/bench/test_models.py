@@ -9,8 +9,8 @@ import tensorflow as tf
 from ops.bench.race.least import least_bytes
 from ops.bench.race.models import Built, Table, model_of
 from ops.bench.race.models.draws import generator, log_uniform
+from parallax.analysis.graph_to_plan import analyse, plan_for
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, plan_for
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import ALLREDUCE, ALLTOALL, NO_ROUTE, one_host
 from parallax.settings.config import Config

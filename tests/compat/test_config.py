@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import parallax
-from parallax.analysis.stages import constraints_of
+from parallax.analysis.graph_to_plan import constraints_of
 from parallax.settings.config import list_ineffective_settings
 
 ROOT = Path(__file__).parents[2]

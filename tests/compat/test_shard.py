@@ -7,7 +7,7 @@ from tensorflow.python.eager import context
 
 import parallax
 from parallax import shard
-from parallax.analysis.stages import analyse
+from parallax.analysis.graph_to_plan import analyse
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.shard_numbers import set_shards
 

@@ -13,13 +13,13 @@ import tensorflow as tf
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession, as_written
 from ops.exactness.transport import combine_workers
+from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.capture import capture, initialization_phases
-from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.base.errors import PlanError
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes.seeds import set_seeds
+from parallax.transform.passes.random_seeds import set_seeds
 from parallax.transform.pipeline import transform
 from tests.equality import models
 from tests.equality.cases import MOST_KEPT, OF_EACH_BATCH

@@ -10,8 +10,8 @@ from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import combine_workers
 from parallax import Config
+from parallax.analysis.graph_to_plan import analyse_for, plan_for, rewrites_of
 from parallax.analysis.reading.capture import initialization_phases
-from parallax.analysis.stages import analyse_for, plan_for, rewrites_of
 from parallax.plans.plan import one_host
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.stages import analyse
+from parallax.analysis.graph_to_plan import analyse
 from tests.exactness.loss_trials import tried
 
 v1 = tf.compat.v1

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from ops.exactness.draft import Program, Statement
 from ops.exactness.trial import Outcome, try_program
+from parallax.analysis.graph_to_plan import analyse
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse
 from tests.equality import models
 from tests.exactness.loss_trials import tried
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 from ops.exactness.draft import Program, Statement
 from ops.exactness.runs import Built
 from ops.exactness.trial import try_program
+from parallax.analysis.graph_to_plan import analyse
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse
 
 record.install()
 

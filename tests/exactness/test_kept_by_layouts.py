@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from parallax import Config
-from parallax.analysis.stages import analyse, plan_for
+from parallax.analysis.graph_to_plan import analyse, plan_for
 from parallax.base.errors import GraphError
 from parallax.plans.plan import Layout, one_host
 from tests.exactness.uneven_script import (

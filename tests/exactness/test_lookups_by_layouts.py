@@ -7,7 +7,7 @@ import pytest
 from ops.exactness.draft import Program, Statement
 from ops.exactness.runs import Built
 from ops.exactness.trial import try_program
-from parallax.analysis.stages import analyse
+from parallax.analysis.graph_to_plan import analyse
 
 ROUTES = ["alltoall"]
 LABELS = "tf.reshape(words, [-1, 1])"

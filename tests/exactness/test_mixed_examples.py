@@ -10,7 +10,7 @@ from ops.exactness.draft import Program, Statement
 from ops.exactness.interactions import FEATURES, LOSSES
 from ops.exactness.runs import Built
 from ops.exactness.trial import Outcome, try_program
-from parallax.analysis.stages import analyse
+from parallax.analysis.graph_to_plan import analyse
 from parallax.base.errors import GraphError
 
 PLAIN, ROUTES = "tf.reduce_mean(per_row)", ["alltoall"]

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from parallax import Config
-from parallax.analysis.stages import analyse, plan_for, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
 from parallax.plans.plan import one_host
 from tests.exactness.loss_trials import tried
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from ops.exactness.trial import Outcome
-from parallax.analysis.stages import analyse
+from parallax.analysis.graph_to_plan import analyse
 from parallax.base.errors import GraphError
 from tests.exactness.loss_trials import tried
 

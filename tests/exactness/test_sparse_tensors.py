@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ops.exactness.runs import Built
 from ops.exactness.trial import try_program
-from parallax.analysis.stages import analyse
+from parallax.analysis.graph_to_plan import analyse
 from tests.exactness.loss_trials import tried
 from tests.exactness.test_lookups_by_layouts import program_of
 

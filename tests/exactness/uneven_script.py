@@ -9,9 +9,9 @@ import tensorflow as tf
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import combine_workers
+from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform

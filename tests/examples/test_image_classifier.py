@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import parallax
-from parallax.analysis.stages import analyse, plan_for
+from parallax.analysis.graph_to_plan import analyse, plan_for
 from parallax.plans.plan import Layout
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vision" / "image_classifier.py"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from parallax import Config
-from parallax.analysis.stages import analyse, plan_for
+from parallax.analysis.graph_to_plan import analyse, plan_for
 from parallax.keras.fitting import read_fit
 from parallax.plans.plan import one_host
 

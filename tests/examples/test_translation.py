@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parallax.analysis.graph_to_plan import analyse, plan_for
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, plan_for
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import ALLREDUCE, ALLTOALL, one_host
 from parallax.settings.config import Config

@@ -6,13 +6,13 @@ import pytest
 import tensorflow as tf
 
 import parallax
-from parallax.analysis.stages import analyse, plan_for, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
 from parallax.base.errors import ConfigError, GraphError
 from parallax.functions.function import DistributedStep
 from parallax.functions.tracing.arguments import are_alike, arguments_of, without_values
 from parallax.functions.tracing.results import rules_of
 from parallax.functions.tracing.trace_step import traced_step
-from parallax.keras.steps import step_graph, traced_training
+from parallax.keras.model_steps import step_graph, traced_training
 from parallax.plans.plan import one_host
 
 v1 = tf.compat.v1

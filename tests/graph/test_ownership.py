@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parallax.graph.ownership import Ownership
-from parallax.transform.building.fusion import requesters
+from parallax.transform.building.fused_exchanges import requesters
 
 OWNERSHIPS = [
     *(Ownership.even(holders) for holders in (1, 2, 3, 4, 7)),

@@ -15,10 +15,10 @@ import tensorflow as tf
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import combine_workers
+from parallax.analysis.graph_to_plan import analyse, rewrites_of
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, rewrites_of
-from parallax.keras.steps import step_graph, traced_training, variables_of
+from parallax.keras.model_steps import step_graph, traced_training, variables_of
 from parallax.runtime.verify import difference
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.stages import analyse
+from parallax.analysis.graph_to_plan import analyse
 from parallax.base.errors import ConfigError, GraphError
 from parallax.keras.fitting import read_fit
 from parallax.keras.versions import check_keras

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.transform.building.all_to_all import ALL_REDUCE
-from parallax.transform.passes.joined_messages import members_of, unfuse_view
+from parallax.transform.passes.fused_all_reduces import members_of, unfuse_view
 from tests.keras.workers import KerasJob, cut, difference, in_keras, means_of, seeded
 
 layers = keras.layers

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras
 
 from parallax import Config
-from parallax.analysis.stages import analyse_for, plan_for
+from parallax.analysis.graph_to_plan import analyse_for, plan_for
 from parallax.base.errors import GraphError
 from parallax.graph.batches import place_of_share
 from parallax.plans.plan import Layout

@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf  # noqa: F401  # of the tier of graphs
 
 from parallax import optimizers as by_row
-from parallax.analysis.stages import analyse
+from parallax.analysis.graph_to_plan import analyse
 from parallax.base.errors import ConfigError
-from parallax.keras.steps import step_graph, traced_training
+from parallax.keras.model_steps import step_graph, traced_training
 from tests.keras.in_memory import EXAMPLES, IDS, Trained, Workers, model, spec
 
 O = keras.optimizers  # noqa: E741

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from parallax.functions.tracing.batch_statistics import statistics_of
+from parallax.functions.tracing.batch_norm_setting import statistics_of
 from tests.keras.here import difference
 from tests.keras.two_here import fit_by_two, plain_fit_of, plan_of_fit
 

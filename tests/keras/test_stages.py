@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ops.exactness.session import as_written
 from parallax import Config
-from parallax.analysis.stages import analyse_for, plan_for
+from parallax.analysis.graph_to_plan import analyse_for, plan_for
 from parallax.base.errors import PlanError
 from parallax.plans.plan import Layout, one_host
 from tests.analysis.measured import equal_hosts

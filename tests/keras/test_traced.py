@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import parallax.keras  # noqa: F401  # has variables traced
-from parallax.analysis.stages import analyse, feasible, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
 from parallax.base.errors import CheckpointError, ConfigError, SessionError
 from parallax.functions.tracing import traced_values as traced_variables
 from parallax.functions.tracing.step_graph import StepGraph, StepVariable

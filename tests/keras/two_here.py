@@ -17,8 +17,8 @@ from ops.exactness.session import NamedSession, as_written
 from ops.exactness.transport import combine_workers
 from parallax import Config
 from parallax.analysis.cut.plan_stages import count_stages
+from parallax.analysis.graph_to_plan import analyse, analyse_for, plan_for, rewrites_of
 from parallax.analysis.reading.capture import initialization_phases
-from parallax.analysis.stages import analyse, analyse_for, plan_for, rewrites_of
 from parallax.functions.batches.micro_batches import StepCut
 from parallax.functions.batches.shares import ReplicatedPart, Share, check_lengths, share_of
 from parallax.functions.tracing.results import default_rule

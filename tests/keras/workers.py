@@ -12,11 +12,11 @@ from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import combine_workers
 from parallax import Config
+from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
 from parallax.analysis.reading.capture import initialization_phases
-from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.functions.tracing.step_graph import StepGraph
 from parallax.keras.inputs import open_spec
-from parallax.keras.steps import traced_evaluation, traced_training, variables_of
+from parallax.keras.model_steps import traced_evaluation, traced_training, variables_of
 from parallax.plans.plan import one_host
 from parallax.runtime.guard.watched_variables import watched_variables
 from parallax.transform.building.all_to_all import native_ops

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import AnalysedGraph, analyse, plan_for, rewrites_of
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import AnalysedGraph, analyse, plan_for, rewrites_of
 from parallax.base.errors import PlanError
 from parallax.graph.ownership import Ownership
 from parallax.plans.plan import Plan, PlanConstraints, one_host, plan_from_json

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.base.errors import TransformError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import Layout, PlanConstraints, one_host, server_proxies

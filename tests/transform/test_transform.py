@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.base.errors import GraphError, PlanError, TransformError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host
@@ -26,7 +26,7 @@ from parallax.transform.between_passes import check_pass
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
 from parallax.transform.building.editor import Worker, open_editor
 from parallax.transform.invariants import check, check_exchanges
-from parallax.transform.passes.seeds import set_seeds
+from parallax.transform.passes.random_seeds import set_seeds
 from parallax.transform.pipeline import WorkerGraph, transform
 from tests.equality import models
 

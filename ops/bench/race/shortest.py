@@ -50,7 +50,7 @@ def shortest_of(
     import tensorflow as tf
 
     import parallax
-    from parallax.analysis.stages import analyse, plan_for, rewrites_of
+    from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
     from parallax.plans.plan import Layout
     from parallax.transform.building.editor import Worker
     from parallax.transform.pipeline import transform

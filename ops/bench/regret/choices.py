@@ -34,7 +34,7 @@ def analysed_of(sizes: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     """(graph, what it is, training op, feeds by name) of a generated model; the same in every process."""
     import tensorflow as tf
 
-    from parallax.analysis.stages import analyse
+    from parallax.analysis.graph_to_plan import analyse
 
     graph = tf.Graph()
     with graph.as_default():
@@ -83,7 +83,7 @@ def case_of(model: Model, cluster: ClusterProfile, folder: Path, most: int) -> C
 
 def sides_of(model: Model, rates: Sequence[int], clusters: Sequence[ClusterProfile], folder: Path) -> Iterator[Case]:
     """A case for each rate, with the best plan there, and behind it those of the other rates as predicted there."""
-    from parallax.analysis.stages import feasible
+    from parallax.analysis.graph_to_plan import feasible
 
     graph, analysed, _, _ = analysed_of(model.sizes)
     first = measured_of(model, clusters[0], folder, graph, analysed)
@@ -111,7 +111,7 @@ def _layout(measured: PlanInputs) -> Layout:
 
 def chosen_and_others(model: Model, analysed: Any, measured: PlanInputs, most: int) -> Case:
     """The case of a model that was profiled."""
-    from parallax.analysis.stages import feasible
+    from parallax.analysis.graph_to_plan import feasible
 
     layout = _layout(measured)
     hosts = len(layout.hosts)
@@ -151,7 +151,7 @@ def _picked(near: Sequence[Alternative], spec: GraphSpec, most: int) -> list[Alt
 
 def _plan(analysed: Any, layout: Layout, measured: PlanInputs, routes: dict[str, str], counts: dict[str, int]) -> Plan:
     """The plan with these routes; what is on servers has so many partitions there."""
-    from parallax.analysis.stages import feasible
+    from parallax.analysis.graph_to_plan import feasible
 
     served = {name: counts[name] for name, route in routes.items() if route == PS}
     return feasible(analysed, layout, PlanConstraints(routes=routes, partitions=served), measured)

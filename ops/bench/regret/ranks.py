@@ -22,7 +22,7 @@ from ops.bench.race.models import model_of
 from ops.bench.race.turns import write_json
 from ops.bench.regret.cases import Case, case_from_json
 from ops.bench.regret.choices import analysed_of
-from parallax.analysis.stages import rewrites_of
+from parallax.analysis.graph_to_plan import rewrites_of
 from parallax.plans.plan import Plan, plan_from_json
 from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from parallax.analysis.layouts.batch_names import name_batches
-from parallax.analysis.layouts.notes import note_layouts
+from parallax.analysis.layouts.layout_notes import note_layouts
 from parallax.analysis.propagation import kept_batches, own_state, stand_ins, visit_node
 from parallax.analysis.propagation.cut_steps import cut_step
 from parallax.analysis.propagation.gradient_pieces import find_outside_edges, list_accumulated_gradients

@@ -2,9 +2,9 @@
 
 A result of plain inputs is as bad as its worst input. The result of a random op, a dataset, a queue or a file is
 `local`. An op that calls functions has the state of its inputs, and is `local` where a body draws or reads
-(function_bodies.py). The table of ops and their rules for tensors along rows is in rule_of_op.py; the rules of ops that
-write variables are in rules_state.py. Where none applies, a table is gathered outside the training step and refused
-inside the step, and gradient rows become `opaque`.
+(function_bodies.py). The table of ops and their rules for tensors along rows is in row_rule_of_op.py; the rules of ops
+that write variables are in rules_state.py. Where none applies, a table is gathered outside the training step and
+refused inside the step, and gradient rows become `opaque`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Set
 from functools import cache
 
 from parallax.analysis.layouts.find_layouts import Layouts
-from parallax.analysis.propagation import rule_of_op, rules_state
+from parallax.analysis.propagation import row_rule_of_op, rules_state
 from parallax.analysis.propagation.distinct_ids import merged_ids, root
 from parallax.analysis.propagation.gradient_pieces import find_concatenated
 from parallax.analysis.propagation.states import (
@@ -144,7 +144,7 @@ def visit(walk: Walk, node: str) -> None:
         walk.set_all(node, SAME)  # a checkpoint is one for all workers, whatever path leads to it
     elif op in _TABLES:
         walk.set_all(node, _visit_lookup_table(walk, node))
-    elif not rules_state.visit(walk, node, op) and not rule_of_op.visit(walk, node, op):
+    elif not rules_state.visit(walk, node, op) and not row_rule_of_op.visit(walk, node, op):
         _inherit(walk, node, op)
     if walk.facts.layouts is not None:
         _take_layouts(walk, node, walk.facts.layouts)

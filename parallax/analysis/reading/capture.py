@@ -15,8 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from parallax.analysis.reading.batches.fixed_batch import OpenedGraph, open_fixed_batch
-from parallax.analysis.reading.batches.open_batches import find_unstated_vectors, mark_open_batches
+from parallax.analysis.reading.batch_norm import with_plain_normalizations
+from parallax.analysis.reading.batches.find_open_batches import find_unstated_vectors, mark_open_batches
+from parallax.analysis.reading.batches.open_fixed_batch import OpenedGraph, open_fixed_batch
 from parallax.analysis.reading.construction.digests import fingerprint
 from parallax.analysis.reading.construction.launcher_graph import export_graph
 from parallax.analysis.reading.construction.measured_tensors import measured_in
@@ -31,7 +32,6 @@ from parallax.analysis.reading.lowering.functional_control_flow import (
     lower_control_flow,
 )
 from parallax.analysis.reading.lowering.inline import InlinedCall, inline_calls
-from parallax.analysis.reading.normalizations import with_plain_normalizations
 from parallax.analysis.reading.row_reads import take_rows_of_variables
 from parallax.base.errors import GraphError
 from parallax.base.types import Graph, GraphDef, NodeDef, Variable
@@ -97,7 +97,7 @@ class CapturedGraph:
         synchronous: whether every step uses the gradients of all workers; else a worker trains on its own batches, and
             no batch is marked.
         means: why each worker's loss is taken to be a mean over its batch; empty where losses are analysed by layouts.
-        fixed: the graph with the fixed batch that it was built for, where that was opened (fixed_batch.py).
+        fixed: the graph with the fixed batch that it was built for, where that was opened (open_fixed_batch.py).
         sums: table -> the number of functions of its gradient rows that are summed, if several.
         gradients: tensor of an opened graph that autodiff delivered -> that of the script's graph.
         replaced: nodes that autodiff created for the fixed batch; the remaining ones train nothing.

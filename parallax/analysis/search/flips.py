@@ -17,7 +17,7 @@ from parallax.analysis.routes.candidates import Candidate
 from parallax.analysis.search.milp import solve
 from parallax.analysis.search.problem import Problem
 from parallax.analysis.search.route_all import RoutedVariables, Setting, reprice
-from parallax.analysis.timing.pricing import Floats, RouteOption
+from parallax.analysis.timing.route_seconds import Floats, RouteOption
 from parallax.analysis.timing.step_time import Totals
 from parallax.base.errors import PlanError
 from parallax.plans.prediction import LINK, TOUCHED, Flip

@@ -26,7 +26,17 @@ from typing import Any
 import numpy as np
 
 from parallax.analysis.search.problem import Problem, best_of, count_of
-from parallax.analysis.timing.pricing import AFTER, BEFORE, FULL, LEFT, NEW_VALUES, PHASES, Charge, Floats, RouteOption
+from parallax.analysis.timing.route_seconds import (
+    AFTER,
+    BEFORE,
+    FULL,
+    LEFT,
+    NEW_VALUES,
+    PHASES,
+    Charge,
+    Floats,
+    RouteOption,
+)
 from parallax.analysis.timing.step_time import compute_phases, step_of
 from parallax.base.errors import NotEnoughMemory
 from parallax.base.types import Array

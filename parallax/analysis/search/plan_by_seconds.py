@@ -18,7 +18,7 @@ from parallax.analysis.routes.owners import Shares
 from parallax.analysis.routes.placement import place
 from parallax.analysis.search.flips import find_flips
 from parallax.analysis.search.route_all import RoutedVariables, Setting, price, route_all, setting_of
-from parallax.analysis.timing.pricing import FULL, PHASES, Pricing, RouteOption
+from parallax.analysis.timing.route_seconds import FULL, PHASES, Pricing, RouteOption
 from parallax.analysis.timing.step_time import StepLoad, Totals, timeline
 from parallax.analysis.timing.topology import Topology
 from parallax.cluster.plan_inputs import PlanInputs

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallax.analysis.routes.memory import Hosts
-from parallax.analysis.timing.pricing import PHASES, Floats, Pricing, RouteOption
+from parallax.analysis.timing.route_seconds import PHASES, Floats, Pricing, RouteOption
 from parallax.analysis.timing.step_time import StepLoad, Totals, compute_phases, steps_of
 
 

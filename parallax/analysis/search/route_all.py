@@ -27,7 +27,7 @@ from parallax.analysis.routes.owners import (
 from parallax.analysis.routes.placement import partition_count, place
 from parallax.analysis.search.milp import LARGE, Solution, least_seconds, solve
 from parallax.analysis.search.problem import Problem
-from parallax.analysis.timing.pricing import Pricing, RouteOption
+from parallax.analysis.timing.route_seconds import Pricing, RouteOption
 from parallax.analysis.timing.step_time import derive_step_load
 from parallax.analysis.timing.topology import Topology, build_topology
 from parallax.base.errors import NotEnoughMemory, PlanError

@@ -6,7 +6,7 @@
 A phase begins when the preceding one has ended on all hosts: every exchange synchronizes all of them. Within a phase
 the bytes of all exchanges share each link, so a link is busy for the sum, and the busiest end dominates; rounds wait
 concurrently. With F the longest wait of a phase, B its busiest end, and F', B' the same of the remainders LEFT of
-rounds and of time on links (pricing.py), it lasts
+rounds and of time on links (route_seconds.py), it lasts
 
     max(F' + B, F + B')
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parallax.analysis.timing.pricing import (
+from parallax.analysis.timing.route_seconds import (
     AFTER,
     BEFORE,
     FULL,

@@ -2,7 +2,7 @@
 
 Every size is planned again, so its figures are those of the best plan there. Hosts are copies of the measured ones. All
 factors scale the measurements, by the formulas of `changed_spec`, `changed_table` and `changed_model`; the rest is as
-for any plan (parallax/analysis/timing/pricing.py, step_time.py).
+for any plan (parallax/analysis/timing/route_seconds.py, step_time.py).
 """
 
 from __future__ import annotations

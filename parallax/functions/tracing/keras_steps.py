@@ -16,7 +16,7 @@ from keras.src.layers.layer import Layer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from parallax.base.types import Argument, Gradient, KerasOptimizer, KerasVariable, TensorLike, Variable
-from parallax.functions.tracing.batch_statistics import normalizations_of_keras
+from parallax.functions.tracing.batch_norm_setting import normalizations_of_keras
 from parallax.functions.tracing.keras_optimizers import leaving_rows_unmerged, merging_rows, reading_by_row
 from parallax.functions.tracing.layer_marks import mark_layers
 from parallax.functions.tracing.libraries import LibraryVariable

@@ -12,7 +12,7 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from parallax.base.errors import GraphError
 from parallax.base.types import ConcreteFunction, Handle, Nest, Tensor, TypeSpec, Variable
 from parallax.functions.tracing.arguments import Arguments, with_tensors
-from parallax.functions.tracing.batch_statistics import fused_normalizations
+from parallax.functions.tracing.batch_norm_setting import fused_normalizations
 from parallax.functions.tracing.counting import check_returned, check_sums
 from parallax.functions.tracing.libraries import LibraryVariable, record_library_use
 from parallax.functions.tracing.results import mark_means

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.analysis.reading.batches.batch_sources import BatchSource, batch_sources
-from parallax.analysis.stages import AnalysedGraph
 from parallax.base.errors import ParallaxError
 from parallax.base.types import Graph
 from parallax.graph.view import GraphView

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
-from parallax.analysis.stages import AnalysedGraph
+from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.base.errors import GuardError, SessionError
 from parallax.base.types import Array, Comm, Graph, Operation, Session, Tensor
 from parallax.cluster.team_names import REPLICA

@@ -52,7 +52,7 @@ from parallax.runtime.launcher.failures.end_of_job import (
     step,
 )
 from parallax.runtime.launcher.failures.ending_signals import ENDING, caught_signals
-from parallax.runtime.launcher.failures.outcome import Ending
+from parallax.runtime.launcher.failures.first_failure import Ending
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.job_input import JobInput
 from parallax.runtime.launcher.mpirun import mpirun_argv, mpirun_environment, passes_preemption_on, this_launcher

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.analysis.measuring.count_ids import LookedUpIds
 from parallax.analysis.measuring.ids import (
     TableIds,
@@ -26,7 +27,6 @@ from parallax.analysis.measuring.ids import (
     list_tables,
     table_profiles,
 )
-from parallax.analysis.stages import AnalysedGraph
 from parallax.analysis.timing.intervals import length
 from parallax.base.errors import ConfigError
 from parallax.base.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats

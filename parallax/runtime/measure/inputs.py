@@ -18,7 +18,7 @@ from parallax.base.types import ConfigProto, Graph, GraphDef, QueueRunnerDef, Se
 from parallax.graph.view import split_tensor
 from parallax.runtime.worker.session.feeds import placeholders_in
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes.seeds import set_seeds
+from parallax.transform.passes.random_seeds import set_seeds
 from parallax.transform.passes.shard_numbers import set_shards
 
 _ITERATORS = ("IteratorV2", "Iterator")

@@ -6,7 +6,7 @@ more.
 
 from __future__ import annotations
 
-from parallax.analysis.stages import AnalysedGraph, memory_of
+from parallax.analysis.graph_to_plan import AnalysedGraph, memory_of
 from parallax.analysis.whatif.memory import FixedMemory, HostMemory
 from parallax.cluster.machines import Cluster
 from parallax.plans.memory import MACHINE, RESOURCE_FILE, MemoryPlan

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import AnalysedGraph, plan_for, rewrites_of
 from parallax.analysis.measuring.count_ids import LookedUpIds
 from parallax.analysis.measuring.ids import (
     TableIds,
@@ -21,7 +22,6 @@ from parallax.analysis.measuring.ids import (
     list_tables,
     table_profiles,
 )
-from parallax.analysis.stages import AnalysedGraph, plan_for, rewrites_of
 from parallax.base.errors import ConfigError, GraphError
 from parallax.base.types import Graph, Value
 from parallax.cluster.profile_files import check_writable, default_path, write_model_profile

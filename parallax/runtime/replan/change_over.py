@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from parallax.analysis.stages import AnalysedGraph, rewrites_of
+from parallax.analysis.graph_to_plan import AnalysedGraph, rewrites_of
 from parallax.base.errors import ParallaxError
 from parallax.base.types import Graph, GraphDef
 from parallax.plans.plan import Plan

@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from parallax.analysis.graph_to_plan import AnalysedGraph, feasible
 from parallax.analysis.search.predict_plan import step_seconds
-from parallax.analysis.stages import AnalysedGraph, feasible
 from parallax.base.errors import ParallaxError
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import ModelProfile, cluster_profile_from_json

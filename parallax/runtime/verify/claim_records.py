@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.analysis.planner import part_routes, placements
 from parallax.analysis.propagation.propagate import walk_graph
 from parallax.analysis.propagation.walk import Walk
-from parallax.analysis.stages import AnalysedGraph
 from parallax.base.errors import ConfigError
 from parallax.base.types import Graph, RunArgs, RunContext, RunValues, Value
 from parallax.plans.plan import Plan

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parallax.analysis.stages import AnalysedGraph
+from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.base.types import Graph
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import Plan

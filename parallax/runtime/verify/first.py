@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.analysis.reading.batches.batch_sources import data_ops, random_ops
 from parallax.analysis.reading.gradients import training_updates
-from parallax.analysis.stages import AnalysedGraph
 from parallax.base.errors import ConfigError, GraphError
 from parallax.base.types import Value
 from parallax.plans.plan import Plan

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from parallax.analysis.graph_to_plan import analyse
 from parallax.analysis.reading.construction.launcher_graph import pack_graph, pin_packed
-from parallax.analysis.stages import analyse
 from parallax.base.types import Fetch, Graph, Value
 from parallax.graph.row_updates import UPDATES_OF_ROWS
 from parallax.graph.view import GraphView

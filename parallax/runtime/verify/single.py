@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.construction.digests import SHAPES
 from parallax.analysis.reading.construction.launcher_graph import export_graph
-from parallax.analysis.stages import AnalysedGraph
 from parallax.base.errors import ConfigError, GraphError
 from parallax.base.types import Array, Graph, GraphDef, Operation, Session, Value, Variable
 from parallax.graph.spec import VariableClass
 from parallax.runtime.verify.verdicts import OTHERS, OWN, VARIABLES
 from parallax.runtime.worker.session.bfloat16 import options_with
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes.seeds import set_seeds
+from parallax.transform.passes.random_seeds import set_seeds
 
 v1 = tf.compat.v1
 

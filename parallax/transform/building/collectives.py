@@ -64,7 +64,7 @@ def all_reduce(
 
     bfloat16 travels as float32, booleans as int32, and complex numbers as pairs, which MPI can sum. The op stores its
     factor as float32, which is too coarse for float64. Where the shape is unknown before the run, the workers compare
-    their sizes first, unless `is_alike` declares them equal. Small ones are fused (passes/joined_messages.py).
+    their sizes first, unless `is_alike` declares them equal. Small ones are fused (passes/fused_all_reduces.py).
     """
     if tensor.dtype.is_complex:
         pairs = all_reduce(tf.bitcast(tensor, _WIRE_BITS[tensor.dtype]), kind, scale, is_alike, among)

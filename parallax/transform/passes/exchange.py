@@ -33,7 +33,7 @@ from parallax.transform.building.deduplicated_ids import (
     merged_rows,
 )
 from parallax.transform.building.editor import SCOPE, Counter, Cut, Editor, Worker
-from parallax.transform.building.fusion import PullGroup, group, push_nodes, push_width, requesters
+from parallax.transform.building.fused_exchanges import PullGroup, group, push_nodes, push_width, requesters
 from parallax.transform.building.reduce_and_broadcast import device_of
 from parallax.transform.building.transports import (
     MergeGroup,

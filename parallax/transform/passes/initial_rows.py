@@ -32,7 +32,7 @@ from parallax.transform.building.random_rows import (
     DrawnTensor,
     random_rows,
 )
-from parallax.transform.passes.seeds import seeds_of
+from parallax.transform.passes.random_seeds import seeds_of
 from parallax.transform.passes.server_partitions import slice_holder_rows
 
 _ELEMENTWISE = frozenset("Abs Add AddV2 Cast Identity Maximum Minimum Mul Neg RealDiv Square StopGradient Sub".split())

@@ -24,7 +24,7 @@ from parallax.graph.ops import op_definition
 from parallax.graph.shard import NUM_SHARDS, SHARD_ID, mark_of
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes.seeds import mix_seed
+from parallax.transform.passes.random_seeds import mix_seed
 
 INPUTS = "parallax_inputs"
 """The scope of added nodes: unlike nodes under `parallax/`, they are the same in every plan of a job."""

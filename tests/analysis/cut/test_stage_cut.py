@@ -6,7 +6,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from parallax.analysis.cut.plan_stages import get_graph_cut, layout_of_replicas
-from parallax.analysis.stages import analyse, plan_for, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
 from parallax.base.errors import PlanError
 from parallax.plans.plan import Layout, one_host, plan_from_json
 from parallax.report.plan_table import plan_table

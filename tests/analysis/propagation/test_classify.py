@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from parallax.analysis import stages
+from parallax.analysis import graph_to_plan
+from parallax.analysis.graph_to_plan import analyse, analysed_as, plan_for, rewrites_of
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.construction import record
 from parallax.analysis.reading.gradients import find_gradients
-from parallax.analysis.stages import analyse, analysed_as, plan_for, rewrites_of
 from parallax.base.errors import GraphError
 from parallax.graph.spec import GraphSpec, VariableClass
 from parallax.plans.plan import one_host
@@ -64,7 +64,7 @@ def test_a_worker_takes_the_launchers_classes_and_decides_as_the_launcher(
         return graph
 
     launcher, graph = analyse(build(), layouts=False), build()
-    monkeypatch.setattr(stages, "classify", None)
+    monkeypatch.setattr(graph_to_plan, "classify", None)
     worker = analysed_as(graph, launcher.to_json(), launcher.spec.fingerprint)
     assert (worker.spec, worker.sources) == (launcher.spec, launcher.sources)
     plan = plan_for(launcher, one_host(2), Config())

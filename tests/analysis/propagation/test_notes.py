@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, feasible
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, feasible
 from parallax.base.errors import GraphError
 from parallax.plans.plan import PlanConstraints, one_host
 from tests.equality.models import ROWS, WIDTH, dense, ids, table

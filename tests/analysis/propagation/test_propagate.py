@@ -5,11 +5,11 @@ from dataclasses import replace
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from parallax.analysis.graph_to_plan import AnalysedGraph, analyse, feasible
 from parallax.analysis.planner import part_routes
 from parallax.analysis.propagation import propagate as walks
 from parallax.analysis.propagation.propagate import propagate, walk_graph
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import AnalysedGraph, analyse, feasible
 from parallax.plans.plan import PlanConstraints, one_host
 from tests.equality.models import ROWS, dense, ids, squared, table
 

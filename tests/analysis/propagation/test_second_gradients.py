@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.base.errors import GraphError
 from parallax.plans.plan import PlanConstraints, one_host
 from tests.equality import gradient_models

@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, feasible
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, feasible
 from parallax.plans.plan import PlanConstraints, one_host
 from tests.equality import gradient_models, models, program_models
 

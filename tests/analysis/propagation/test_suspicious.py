@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse
 from parallax.runtime.check.suspicious import suspicions
 
 v1 = tf.compat.v1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.stages import AnalysedGraph, analyse, plan_for, rewrites_of
+from parallax.analysis.graph_to_plan import AnalysedGraph, analyse, plan_for, rewrites_of
 from parallax.base.errors import GraphError
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import one_host

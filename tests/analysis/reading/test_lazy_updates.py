@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from parallax.analysis.graph_to_plan import analyse
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.lazy.updates import lazy_updates
-from parallax.analysis.stages import analyse
 from parallax.graph.view import GraphView
 from tests.analysis.reading.by_row import WIDTH, by_row, captured, differences, keras_step, row_ops, tf1_step
 

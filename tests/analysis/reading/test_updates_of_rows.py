@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.stages import analyse
+from parallax.analysis.graph_to_plan import analyse
 from parallax.graph.row_updates import UPDATE_ONLY_ROWS
 from tests.analysis.reading.by_row import tf1_step
 from tests.keras.here import difference, fit_plainly, outcome

@@ -3,9 +3,9 @@
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, memory_of, plan_for
 from parallax.analysis.measuring.live_bytes import live_bytes
 from parallax.analysis.propagation.propagate import walk_graph
-from parallax.analysis.stages import analyse, memory_of, plan_for
 from parallax.analysis.whatif.memory import FixedMemory, HostMemory
 from parallax.optimizers import RowWiseAdagradOptimizer
 from parallax.plans.memory import RESOURCE_FILE

@@ -113,7 +113,7 @@ def a_plan_file_must_belong_to_the_graph():
 
 
 def plan_of(graph, workers):
-    from parallax.analysis.stages import analyse, plan_for
+    from parallax.analysis.graph_to_plan import analyse, plan_for
 
     return plan_for(analyse(graph), one_host(workers), parallax.Config())
 

@@ -37,9 +37,9 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from ops.exactness.session import as_written  # noqa: E402
+from parallax.analysis.graph_to_plan import analyse, rewrites_of  # noqa: E402
 from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.analysis.reading.capture import initialization_phases  # noqa: E402
-from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.base.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
 from parallax.runtime.checkpoint.beside_training import _InProgress, prepare_concurrent_checkpoints  # noqa: E402

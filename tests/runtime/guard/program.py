@@ -26,10 +26,10 @@ import horovod.tensorflow as hvd  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
+from parallax.analysis.graph_to_plan import analyse, rewrites_of  # noqa: E402
 from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.analysis.reading.capture import initialization_phases  # noqa: E402
 from parallax.analysis.reading.gradients import training_updates  # noqa: E402
-from parallax.analysis.stages import analyse, rewrites_of  # noqa: E402
 from parallax.base.errors import GuardError  # noqa: E402
 from parallax.plans.plan import one_host  # noqa: E402
 from parallax.runtime.guard.guard import Guard  # noqa: E402

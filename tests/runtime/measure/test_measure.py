@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from parallax import shard
+from parallax.analysis.graph_to_plan import analyse
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse
 from parallax.base.errors import ConfigError, GraphError
 from parallax.runtime.measure import compute
 from parallax.runtime.measure.memory import free_bytes, peak_bytes, reset_peak

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse
 from parallax.analysis.planner import make_plan
 from parallax.analysis.propagation.states import SAME, Rows, Values
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse
 from parallax.base.errors import ConfigError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse
 from parallax.base.errors import ConfigError, GraphError, ParallaxError
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.runtime.verify.first import check_comparable

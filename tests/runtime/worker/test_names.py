@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.base.errors import SessionError
 from parallax.plans.plan import one_host
 from parallax.runtime.worker.session.names import Names

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
 from parallax.analysis.reading.construction import record
 from parallax.analysis.reading.gradients import training_updates
-from parallax.analysis.stages import analyse, plan_for, rewrites_of
 from parallax.functions.tracing.arguments import arguments_of
 from parallax.functions.tracing.step_graph import StepGraph
 from parallax.functions.tracing.trace_step import traced_step

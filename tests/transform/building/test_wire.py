@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.stages import analyse, plan_for
+from parallax.analysis.graph_to_plan import analyse, plan_for
 from parallax.base.errors import PlanError
 from parallax.plans.plan import one_host
 from parallax.settings.config import Config

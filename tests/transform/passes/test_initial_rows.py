@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import AnalysedGraph, analyse, rewrites_of
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import AnalysedGraph, analyse, rewrites_of
 from parallax.graph import shard
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.transform.building.editor import Worker

@@ -10,7 +10,7 @@ from ops.exactness.grammar import program
 from ops.exactness.script import Script
 from ops.exactness.transport import combine_workers
 from parallax.analysis.cut.plan_stages import get_graph_cut
-from parallax.analysis.stages import analyse, feasible, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
 from parallax.base.errors import ParallaxError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, rewrites_of
 from parallax.analysis.planner import make_plan
-from parallax.analysis.stages import analyse, rewrites_of
 from parallax.plans.plan import Layout, PlanConstraints, one_host
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import WorkerGraph, transform

@@ -7,7 +7,7 @@ from copy import copy
 
 import numpy as np
 
-from parallax.analysis.reading.batches.open_batches import SOURCES
+from parallax.analysis.reading.batches.find_open_batches import SOURCES
 from parallax.analysis.reading.batches.open_lengths import OpenLengths
 from parallax.base.types import Array
 from parallax.graph.view import GraphView

@@ -18,14 +18,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from parallax.runtime.launcher.failures.cause import BROKEN, HOST_LOST, SILENT, STALLED, STOPPED, YIELDED, EndCause
-from parallax.runtime.launcher.failures.liveness import HOST, MPIRUN, MPIRUN_STOPPED, Liveness, silence_text
-from parallax.runtime.launcher.failures.outcome import (
+from parallax.runtime.launcher.failures.first_failure import (
     EXIT_UNKNOWN,
     Ending,
     FailureDetector,
     mpirun_signal_text,
     signal_name,
 )
+from parallax.runtime.launcher.failures.liveness import HOST, MPIRUN, MPIRUN_STOPPED, Liveness, silence_text
 from parallax.runtime.launcher.failures.stall import StallWatch
 from parallax.runtime.supervisor.control import OVERDUE
 from parallax.runtime.supervisor.frames import Control, Exit, Frame

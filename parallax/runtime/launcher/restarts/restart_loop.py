@@ -22,7 +22,7 @@ from parallax.cluster.machines import Cluster
 from parallax.report.text import bytes_text
 from parallax.runtime.launcher.failures.cause import BROKEN, HOST_LOST, STOPPED, WELL, YIELDED, EndCause
 from parallax.runtime.launcher.failures.ending_signals import caught_signals
-from parallax.runtime.launcher.failures.outcome import EXIT_UNKNOWN, signal_name
+from parallax.runtime.launcher.failures.first_failure import EXIT_UNKNOWN, signal_name
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.mpirun import passes_preemption_on

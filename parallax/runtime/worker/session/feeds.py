@@ -53,7 +53,7 @@ def train_op(graph: Graph, name: str | None) -> Operation | Tensor:
 
 def _candidates(graph: Graph) -> str:
     """The ops that a step may run, as text."""
-    from parallax.analysis.stages import analyse
+    from parallax.analysis.graph_to_plan import analyse
 
     analysed = analyse(graph, synchronous=False)
     training_ops = train_ops(analysed.captured, analysed.sources)

@@ -24,8 +24,8 @@ from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.stage_runs import of_stage
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
 from parallax.transform.building.reduce_and_broadcast import MEETINGS
+from parallax.transform.passes.fused_all_reduces import unfuse_view
 from parallax.transform.passes.gradients_to_servers import FRONTS_GIVE
-from parallax.transform.passes.joined_messages import unfuse_view
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import as_planned, renamed_tensor
 

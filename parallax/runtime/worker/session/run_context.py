@@ -15,7 +15,7 @@ from functools import partial
 import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface  # the interface that Saver expects of a session
 
-from parallax.analysis.stages import AnalysedGraph
+from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.base.errors import SessionError
 from parallax.base.types import FeedDict, Fetches, Graph, Nest, RunContext, RunMetadata, RunOptions, Session, Value
 from parallax.plans.plan import Plan

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import tensorflow as tf
 
 from parallax.base.types import ConcreteFunction, KerasModel, Log, Logs, Nest, Tensor, Variable
-from parallax.functions.tracing.batch_statistics import fused_normalizations
+from parallax.functions.tracing.batch_norm_setting import fused_normalizations
 from parallax.functions.tracing.results import default_rule, mark_results, reported_value
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph, StepVariable, unique_name
 from parallax.functions.tracing.trace_step import (

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, rewrites_of
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, rewrites_of
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes.streams import RandomStreams
+from parallax.transform.passes.random_positions import RandomStreams
 from parallax.transform.pipeline import WorkerGraph, transform
 
 v1 = tf.compat.v1

@@ -18,8 +18,8 @@ from parallax.analysis.reading.batches.batch_constants import BatchConstants
 from parallax.analysis.reading.batches.batch_degrees import gradients_of
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
+from parallax.analysis.reading.batches.find_open_batches import SOURCES, is_assigned
 from parallax.analysis.reading.batches.left_constants import UnclassifiedConstants
-from parallax.analysis.reading.batches.open_batches import SOURCES, is_assigned
 from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.batches.replaced_gradients import replace_gradients

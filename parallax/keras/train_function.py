@@ -25,9 +25,9 @@ from parallax.keras.datasets import ELEMENTS, elements_of
 from parallax.keras.inputs import ROW_NUMBERS, is_compatible, open_spec, parts_of
 from parallax.keras.libraries import library_of
 from parallax.keras.metrics import LogsOfSums
+from parallax.keras.model_steps import ModelStep
 from parallax.keras.progress import FitProgress
 from parallax.keras.step_logs import nested_logs
-from parallax.keras.steps import ModelStep
 
 _trainings: WeakValueDictionary[int, ModelTraining] = WeakValueDictionary()
 """The objects that train models in this process, by the model's id."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from parallax.analysis.auto_stages import StagedGraph
 from parallax.analysis.cut.plan_stages import check_for_stages, count_stages, cut_of_plan, examples_of_run
-from parallax.analysis.layouts.notes import check_gather_limit, note_values_by_batch
+from parallax.analysis.layouts.layout_notes import check_gather_limit, note_values_by_batch
 from parallax.analysis.measuring.live_bytes import live_bytes
 from parallax.analysis.plan_file import plan_of_file
 from parallax.analysis.plan_islands import check_for_islands, islands_of, plan_in_islands

@@ -1,5 +1,5 @@
 from parallax.runtime.launcher.failures.cause import BROKEN, HOST_LOST, RAISED, EndCause
-from parallax.runtime.launcher.failures.outcome import Ending, FailureDetector
+from parallax.runtime.launcher.failures.first_failure import Ending, FailureDetector
 from parallax.runtime.supervisor.frames import Control, Exit, Start
 
 RULE = "-" * 74

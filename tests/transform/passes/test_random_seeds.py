@@ -14,9 +14,9 @@ import tf_keras
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import combine_workers
+from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.construction import record
-from parallax.analysis.stages import analyse, feasible, rewrites_of
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker

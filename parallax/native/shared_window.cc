@@ -1,4 +1,4 @@
-#include "window.h"
+#include "shared_window.h"
 
 #include <errno.h>
 #include <fcntl.h>

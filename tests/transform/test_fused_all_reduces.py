@@ -11,8 +11,8 @@ import tensorflow as tf
 from parallax.runtime.worker.session.names import Names
 from parallax.transform.building.collectives import all_reduce
 from parallax.transform.building.editor import Worker
-from parallax.transform.passes import joined_messages
-from parallax.transform.passes.joined_messages import fuse_all_reduces, members_of, unfuse_view
+from parallax.transform.passes import fused_all_reduces
+from parallax.transform.passes.fused_all_reduces import fuse_all_reduces, members_of, unfuse_view
 from parallax.transform.pipeline import transform
 from tests.equality import models
 from tests.transform.test_transform import decided
@@ -51,7 +51,7 @@ def test_small_ones_of_one_type_kind_and_level_travel_together() -> None:
 
 
 def test_a_full_message_is_closed_and_a_large_tensor_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined_messages, "MESSAGE_BYTES", 64)
+    monkeypatch.setattr(fused_all_reduces, "MESSAGE_BYTES", 64)
 
     def build() -> None:
         for name, size in (("a", 8), ("large", 16), ("b", 8), ("c", 4), ("d", 4)):
