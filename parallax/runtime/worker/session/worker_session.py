@@ -229,7 +229,8 @@ class Session(PlainSession):
     def workers(self) -> Comm:
         """The workers as a communicator of mpi4py, for the script's own reductions and barriers; ranks are worker ids.
 
-        Parallax itself does not use it. `MPI.COMM_WORLD` includes the servers, which never answer.
+        With a model in stages it has the workers of this one's stage, of which each replica has one. Parallax itself
+        does not use it. `MPI.COMM_WORLD` includes the servers, which never answer.
         """
         return self._workers
 
