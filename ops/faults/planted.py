@@ -117,7 +117,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 _RANK, _JOB, _LIVE = "supervisor.state_machine", "launcher.failures.end_of_job", "launcher.failures.liveness"
-_OUT, _STALL, _LIMITS = "launcher.failures.outcome", "launcher.failures.stall", "supervisor.limits"
+_OUT, _STALL, _LIMITS = "launcher.failures.first_failure", "launcher.failures.stall", "supervisor.limits"
 
 DEFECTS = (
     # What a supervisor sees of its worker.

@@ -191,7 +191,7 @@ def _new_plan(
 
     captured, spec, sources = analysed.captured, analysed.spec, analysed.sources
     check_for_stages(captured, config, constraints.synchronous)
-    parts = layout.num_workers // count_stages(config)
+    parts = max(1, layout.num_workers // count_stages(config))
     examples = config.examples or examples_of_run(captured.view, parts, constraints.accumulate_steps)
     graph = StagedGraph(captured, spec, sources, layout, constraints, measured, examples, make)
     return graph.choose() if config.stages == AUTO else graph.plan(config.stages)

@@ -72,7 +72,10 @@ def test_a_case_of_the_twin_is_the_race_s_network_at_the_cluster_s_pace(tmp_path
 def test_the_twin_s_links_are_the_cluster_s_slowed_down(tmp_path: Path) -> None:
     parsed = parsed_arguments("--accelerators", "today-10gbit")
     wanted = wanted_of(parsed, tmp_path)
-    assert set(wanted.models) == {"lm", "nmt", "resnet50", "inception_v3"} and wanted.accelerators == "today-10gbit"
+    assert (
+        set(wanted.models) == {"lm", "nmt", "resnet50", "inception_v3", "wide"}
+        and wanted.accelerators == "today-10gbit"
+    )
     assert wanted.held_out == round(10e9 / 8 / 1024)
     held_out = wanted_of(parsed_arguments("--accelerators", "today-10gbit", "--held-out", "20mbit"), tmp_path).held_out
     assert held_out == 20 * MBIT

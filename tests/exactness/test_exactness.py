@@ -84,7 +84,7 @@ def faults_of(trials: Trials, numbers: Sequence[int]) -> list[str]:
 
 def test_a_graph_with_a_fault_is_told_with_the_command_that_tries_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {4: {"alltoall": Outcome("wrong", "w:0 by 0.5")}, 5: {"hybrid": Outcome("equal")}}
-    monkeypatch.setattr("tests.exactness.test_exactness.tried", lambda *_, **__: found.items())
+    monkeypatch.setattr("tests.exactness.test_exactness.run_trials", lambda *_, **__: found.items())
     assert faults_of(replace(ONE_ROUTE, seed=20261231), [4, 5]) == [
         "wrong by alltoall: w:0 by 0.5\nAgain: python -m ops.exactness --seed 20261231 --only 4 --routes alltoall"
     ]

@@ -123,9 +123,10 @@ def squeeze(step: StepWalk, node: str) -> list[Fact] | None:
     """Axes of length 1 are dropped: those of one process, since a worker may have one example of several."""
     fact = step.inputs(node)[0]
     squeezed_axes = [int(axis) for axis in step.view.nodes[node].attr["squeeze_dims"].list.i]
+    has_axes = bool(squeezed_axes)
     if fact.rank is None or fact.dims is None:
         return keep_plain(step, node, [fact])
-    if not squeezed_axes:
+    if not has_axes:
         squeezed_axes = [axis for axis, length in enumerate(fact.dims) if length == ONE]
         if any(length.number is None and step.part_of(length) is None for length in fact.dims):
             return keep_plain(step, node, [fact])
@@ -136,7 +137,8 @@ def squeeze(step: StepWalk, node: str) -> list[Fact] | None:
         if fact.axis in squeezed_axes:
             return None
         layout = Sharded(fact.axis - sum(axis < fact.axis for axis in squeezed_axes), fact.part)
-        step.squeezed[node] = tuple(squeezed_axes)
+        if not has_axes:
+            step.squeezed[node] = tuple(squeezed_axes)
     return step.all_outputs(node, layout, dims, compute_value(step.view, node, [fact]))
 
 
