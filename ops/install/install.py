@@ -39,7 +39,7 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run = libraries.run
+    run = libraries.run_command
     run([*pip, "--require-hashes", "--no-deps", "-r", str(HERE / "requirements.lock")], os.environ)
     _say("packages installed; compiling Horovod and the project's own libraries against them")
     argv = libraries.horovod_argv(folder, ["--require-hashes", "-r", str(HERE / "horovod.lock")])
