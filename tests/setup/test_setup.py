@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,3 +74,10 @@ def test_hooks_of_a_commit_run_what_the_lint_target_runs():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     lint = (ROOT / "Makefile").read_text().partition("lint:")[2].partition("\n\n")[0]
     assert all(hook["entry"].replace(".venv/bin/", "$(BIN)/") in lint for hook in hooks)
+
+
+def test_the_install_script_calls_functions_that_are_there():
+    script = (ROOT / "ops" / "install" / "install.py").read_text(encoding="utf-8")
+    called = set(re.findall(r"\blibraries\.(\w+)", script)) - {"py"}
+    assert called >= {"build_libraries", "horovod_argv"}
+    assert [name for name in called if not callable(getattr(libraries, name, None))] == []
