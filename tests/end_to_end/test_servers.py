@@ -52,8 +52,8 @@ def test_a_slow_worker_delays_others_once_they_are_as_far_ahead_as_they_may_be(s
     done = start(*RUN, SCRIPTS / "bounded.py", tmp_path / "kept", 4, 25).finish()
     assert done.status == 0, str(done)
     assert "at most 4 runs apart, by servers" in done.stdout, str(done)
-    for fast in range(2):  # the slow one is never ahead
-        assert "at most 4 runs ahead after 25" in done.lines(fast), str(done)
+    found = [re.search(r"at most (\d+) runs ahead after 25", "\n".join(done.lines(rank))) for rank in range(3)]
+    assert max(int(one.group(1)) for one in found) == 4, str(done)  # worker 0 also writes checkpoints, and may be slow
     assert len(list((tmp_path / "kept").glob("*.index"))) > 2, str(done)  # written while workers waited
 
 

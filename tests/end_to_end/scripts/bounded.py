@@ -35,7 +35,7 @@ with sess:
     for _ in range(steps):
         sess.run(train)
         if worker == workers - 1:
-            time.sleep(0.03)
+            time.sleep(0.1)
 leads = []  # how many more runs this worker has ended than another, whenever it begins one
 for _, ended in workers_comm.allgather((begins, ends)):
     leads += [number - sum(end <= begun for end in ended) for number, begun in enumerate(begins)]
