@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parallax.analysis.auto_stages import StagedGraph
-from parallax.analysis.cut.plan_stages import check_for_stages, count_stages, cut_of_plan, examples_of_run
+from parallax.analysis.cut.plan_stages import count_stages, cut_of_plan, examples_of_run
 from parallax.analysis.layouts.layout_notes import check_gather_limit, note_values_by_batch
 from parallax.analysis.measuring.live_bytes import live_bytes
 from parallax.analysis.plan_file import plan_of_file
@@ -45,6 +45,7 @@ from parallax.plans.rewrites import Rewrites
 from parallax.plans.what_if import Simulation, WhatIf
 from parallax.report.text import peer_memory_text
 from parallax.settings.config import AUTO, Config
+from parallax.settings.modes import check_supported
 
 _OTHER_DOORS = (
     "To train a Keras model, `import parallax.keras` and call its fit; to train a step written as a tf.function, use "
@@ -190,7 +191,7 @@ def _new_plan(
         return feasible(replace(analysed, spec=spec), replicas, terms, given)
 
     captured, spec, sources = analysed.captured, analysed.spec, analysed.sources
-    check_for_stages(captured, config, constraints.synchronous)
+    check_supported("stages", config, constraints.synchronous, {})
     parts = max(1, layout.num_workers // count_stages(config))
     examples = config.examples or examples_of_run(captured.view, parts, constraints.accumulate_steps)
     graph = StagedGraph(captured, spec, sources, layout, constraints, measured, examples, make)

@@ -10,6 +10,7 @@ from parallax.base.errors import PlanError
 from parallax.plans.island_plan import IslandPlan
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, Layout, Plan, PlanConstraints
 from parallax.settings.config import Config
+from parallax.settings.modes import check_supported
 
 
 def islands_of(layout: Layout, config: Config) -> IslandPlan | None:
@@ -55,23 +56,15 @@ def check_for_islands(config: Config, synchronous: bool, layout: Layout) -> None
     Raises:
         PlanError: names the unsupported part.
     """
-    ckpt = config.ckpt_config
-    refused = {
-        "asynchronous training (sync=False)": not synchronous,
-        "servers (run_option='PS')": config.run_option == "PS",
+    others = {
         "hosts for servers only (workers: 0)": 0 in layout.hosts,
         "a model in stages (stages)": config.stages not in (None, 1),
         "a plan file (plan_file)": config.plan_file is not None,
-        "plans that change while a job runs (replan)": config.replan.mode != "off",
         "partitions that are searched (search_partitions)": config.search_partitions,
         "restarts without some hosts (restart.min_hosts)": config.restart.min_hosts is not None,
-        "states in the memory of other hosts (ckpt_config.memory_steps)": ckpt.memory_steps is not None,
-        "increments (ckpt_config.whole_every)": ckpt.whole_every > 1,
         "cluster profiles": config.cluster_profile is not None,
     }
-    for what, is_asked in refused.items():
-        if is_asked:
-            raise PlanError(f"Islands are not supported yet with {what}. Leave that out, or islands.")
+    check_supported("islands", config, synchronous, others)
 
 
 def layout_of_island(layout: Layout, islands: int) -> Layout:

@@ -6,9 +6,10 @@ plan can tell, such as that there are no servers, is refused by the planner.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from parallax.base.errors import ConfigError
+from parallax.base.errors import ConfigError, PlanError
 from parallax.settings.config import Config
 
 BOUNDED = "bounded"
@@ -55,6 +56,37 @@ def resolve_sync(sync: object, config: Config) -> tuple[bool, Config]:
                     f"sync={sync!r} keeps all trained variables on servers, where each worker updates them by itself. "
                     f"It contradicts {what}. Leave that setting out, or pass sync=True."
                 )
+    if config.staleness == 0 and config.run_option == "MPI":
+        raise ConfigError(
+            "staleness=0 is synchronous training with all trained variables on servers, but run_option='MPI' starts no "
+            "servers. Leave run_option out, or pass sync=True without staleness."
+        )
     if config.staleness == 0:
         return True, replace(config, run_option="PS", staleness=None)
     return sync is True, config
+
+
+def check_supported(mode: str, config: Config, synchronous: bool, others: Mapping[str, bool]) -> None:
+    """Refuses settings with which a job cannot be in stages or islands yet.
+
+    Args:
+        mode: `stages` or `islands`, the setting that asks for it.
+        config: the user's settings.
+        synchronous: whether every step uses the gradients of all workers.
+        others: what this mode alone does not support -> whether it is requested.
+
+    Raises:
+        PlanError: names the unsupported setting.
+    """
+    ckpt = config.ckpt_config
+    refused = {
+        "asynchronous training (sync=False)": not synchronous,
+        "servers (run_option='PS')": config.run_option == "PS",
+        "plans that change while a job runs (replan)": config.replan.mode != "off",
+        "states in the memory of other hosts (ckpt_config.memory_steps)": ckpt.memory_steps is not None,
+        "increments (ckpt_config.whole_every)": ckpt.whole_every > 1,
+        **others,
+    }
+    for what, is_requested in refused.items():
+        if is_requested:
+            raise PlanError(f"{mode.capitalize()} are not supported yet with {what}. Leave that out, or {mode}.")

@@ -42,25 +42,6 @@ def layout_of_replicas(layout: Layout, stages: int) -> Layout:
     return Layout(tuple(firsts.count(host) for host in range(len(layout.hosts))))
 
 
-def check_for_stages(captured: CapturedGraph, config: Config, synchronous: bool) -> None:
-    """Refuses configurations that stages do not support.
-
-    Raises:
-        PlanError: names the unsupported part.
-    """
-    ckpt = config.ckpt_config
-    refused = {
-        "asynchronous training (sync=False)": not synchronous,
-        "servers (run_option='PS')": config.run_option == "PS",
-        "plans that change while a job runs (replan)": config.replan.mode != "off",
-        "states in the memory of other hosts (ckpt_config.memory_steps)": ckpt.memory_steps is not None,
-        "increments (ckpt_config.whole_every)": ckpt.whole_every > 1,
-    }
-    for what, is_asked in refused.items():
-        if is_asked:
-            raise PlanError(f"Stages are not supported yet with {what}. Leave that out, or stages.")
-
-
 def check_micro_batches(view: GraphView, replicas: int, micro_batches: int) -> None:
     """Refuses more micro-batches than a full batch has examples for, where its length is known.
 

@@ -69,6 +69,7 @@ def test_nobody_waits_for_a_worker_that_has_ended(target):
         (False, {"staleness": 0}, "staleness=0 bounds .* but sync=False was given"),
         (False, {"stages": 2}, "sync=False .* contradicts stages=2"),
         ("bounded", {"staleness": 2, "search_partitions": True}, "contradicts search_partitions=True"),
+        ("bounded", {"staleness": 0, "run_option": "MPI"}, "staleness=0 .* but run_option='MPI' starts no servers"),
         (False, {"replan": "on"}, "sync=False .* contradicts replan='on'"),
     ],
 )
