@@ -81,7 +81,7 @@ class StagedGraph:
 
         cut = (self.captured, spec, self.sources, self.layout, stages, constraints)
         plan = plan_in_stages(*cut, self.rates(batch), of_replicas)
-        plan = replace(plan, profiles=self.measured.used, prediction=Prediction(unknown=self.unknown()))
+        plan = replace(plan, profiles=self.measured.used, prediction=Prediction(unknown=self.explain_unknown_times()))
         if not self.examples:
             return plan
         examples = self.examples * batch
@@ -100,7 +100,7 @@ class StagedGraph:
         measured = replace(self.measured, model=model and changed_model(model, spec, what_if))
         return spec, changed_constraints(self.constraints, spec, what_if), measured
 
-    def unknown(self) -> str:
+    def explain_unknown_times(self) -> str:
         """Why a step in stages has no predicted times; empty where it has."""
         if self.measured.cluster is None:
             return f"times unknown: {MEASURE}"
@@ -157,8 +157,10 @@ class StagedGraph:
         Raises:
             PlanError: nothing fits, or times are unknown.
         """
-        if self.unknown():
-            raise PlanError(f"stages='auto' compares plans by seconds; {self.unknown()}, or give a number of stages.")
+        if self.explain_unknown_times():
+            raise PlanError(
+                f"stages='auto' compares plans by seconds; {self.explain_unknown_times()}, or give a number of stages."
+            )
         whole, refused = self._plan_whole()
         staged = self._best_staged()
         if staged is None:

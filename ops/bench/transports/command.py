@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     skipped = [layout for layout in arguments.layouts if layout[0] > 1 and why_not()]
     for model in arguments.models:
         for batch in arguments.batches:
-            wanted = _wanted(arguments, model, batch)
+            wanted = _read_request(arguments, model, batch)
             alone_s = _race(replace(wanted, systems=(), workers=1), 1).compute_s
             for hosts, workers in arguments.layouts:
                 if (hosts, workers) not in skipped:
@@ -75,7 +75,7 @@ def _race(wanted: Wanted, hosts: int) -> Race:
             sys.exit(f"transports: {error}")
 
 
-def _wanted(arguments: argparse.Namespace, model: str, batch: int) -> Wanted:
+def _read_request(arguments: argparse.Namespace, model: str, batch: int) -> Wanted:
     sizes = {"batch_size": batch}
     _check_sizes(model, sizes)
     return Wanted(
