@@ -5,7 +5,9 @@
  * library makes such a yield wait on the descriptor that the same thread has just polled without result, Open MPI's
  * epoll of its TCP connections: the thread sleeps until one of them has data, or PARALLAX_IDLE_US microseconds at most,
  * because messages through shared memory may arrive meanwhile. A job on one machine has no such connections, and Open
- * MPI nothing to poll: its yields sleep as long. 0, or no such variable, leaves sched_yield() unchanged.
+ * MPI nothing to poll: its yields sleep as long. 0, or no such variable, leaves sched_yield() unchanged. A thread that
+ * polls several messages and sleeps in between by itself (parallax/native/stage_messages.cc) calls
+ * parallax_thread_polls() first: its yields do not sleep.
  *
  * Of a process's waiting threads, one polls, and signals the others when their messages have arrived. A signalled
  * thread must not proceed before the polling thread has left the record of the wait, and Open MPI makes it spin until
@@ -27,6 +29,7 @@ typedef int (*wait_function)(int, struct epoll_event *, int, int);
 typedef int (*yield_function)(void);
 
 static __thread int asked = -1;
+static __thread int is_polling = 0;
 static __thread int came = 0; /* Open MPI yields once more before it checks whether its wait is over. */
 
 /* Hides a connection from the poll if only the fence's answer has arrived. Open MPI's event loop stores the descriptor
@@ -59,9 +62,11 @@ static int yield_as_ever(void) {
     return next();
 }
 
+void parallax_thread_polls(void) { is_polling = 1; }
+
 int sched_yield(void) {
     long us = parallax_idle_us();
-    if (us == 0 || (asked < 0 && !parallax_asks_open_mpi(__builtin_return_address(0)))) return yield_as_ever();
+    if (us == 0 || is_polling || (asked < 0 && !parallax_asks_open_mpi(__builtin_return_address(0)))) return yield_as_ever();
     if (came) {
         came = 0;
         return 0;

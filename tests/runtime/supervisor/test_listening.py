@@ -125,6 +125,8 @@ void yield_often(int times) {
 YIELD = """
 import ctypes, resource, sys
 yielder = ctypes.CDLL(sys.argv[1])
+if sys.argv[2] == "polls":
+    ctypes.CDLL(None).parallax_thread_polls()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 yielder.yield_often(20)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before >= 20)
@@ -132,10 +134,15 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before >= 20)
 
 
 @pytest.mark.parametrize(
-    ("name", "idle_us", "sleeps"),
-    [("libopen-pal.so", "1000", "True"), ("libopen-pal.so", "0", "False"), ("other.so", "1000", "False")],
+    ("name", "idle_us", "thread", "sleeps"),
+    [
+        ("libopen-pal.so", "1000", "waits", "True"),
+        ("libopen-pal.so", "1000", "polls", "False"),
+        ("libopen-pal.so", "0", "waits", "False"),
+        ("other.so", "1000", "waits", "False"),
+    ],
 )
-def test_a_yield_of_open_mpi_sleeps_where_it_has_no_connections(tmp_path, name, idle_us, sleeps):
+def test_a_yield_of_open_mpi_sleeps_where_it_has_no_connections(tmp_path, name, idle_us, thread, sleeps):
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     (tmp_path / "lib").mkdir()
@@ -146,7 +153,7 @@ def test_a_yield_of_open_mpi_sleeps_where_it_has_no_connections(tmp_path, name, 
     library = Launcher("mpirun", str(tmp_path / "bin" / "python"), "/").preload_library
     environment = {"LD_PRELOAD": library, "PARALLAX_IDLE_US": idle_us}
     done = subprocess.run(
-        [sys.executable, "-c", YIELD, yielder], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", YIELD, yielder, thread], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == sleeps, done.stderr
 

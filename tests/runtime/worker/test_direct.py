@@ -27,7 +27,7 @@ X = np.ones([3, 2], np.float32)
 def test_runs_that_repeat_are_direct_from_the_first_on(runs):
     direct = DirectRuns(runs._raw, repeats=True)
     np.testing.assert_array_equal(direct.run(("more:0",), {"x:0": X})[0], X + 1)
-    assert direct.run(("more:0",), {"x:0": X.astype(np.float64)}) is None
+    assert direct.run(("more:0",), {"x:0": X[:, :1]}) is None
 
 
 def test_what_is_run_again_gives_what_a_session_would(runs):
@@ -40,8 +40,43 @@ def test_what_is_run_again_gives_what_a_session_would(runs):
     assert type(runs.run(("count:0",), {})[0]) is np.float32
 
 
-@pytest.mark.parametrize("value", [[[1.0, 2.0]], X.astype(np.float64), np.ones([3, 3], np.float32), 1.0])
-def test_what_tensorflow_must_convert_or_refuse_goes_the_long_way(runs, value):
+@pytest.mark.parametrize("value", [[[1.0, 2.0]], X.astype(np.float64), [[True, 2]], X.astype(np.int8), [X[0], X[1]]])
+def test_fed_values_are_converted_as_a_session_does(runs, value):
+    runs.run(("more:0",), {"x:0": X})
+    [found] = runs.run(("more:0",), {"x:0": value})
+    np.testing.assert_array_equal(found, runs._raw.run("more:0", {"x:0": value}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "is_direct"),
+    [
+        (tf.float32, np.float32(0.1), True),
+        (tf.float32, 0.1, True),
+        (tf.bfloat16, 0.1, True),
+        (tf.int32, True, True),
+        (tf.string, "text", True),
+        (tf.string, np.array("text"), True),
+        (tf.int8, 300, False),
+        (tf.uint8, -1, False),
+        (tf.float32, "text", False),
+        (tf.string, 3, False),
+    ],
+)
+def test_a_fed_number_is_what_a_session_makes_of_it(dtype, value, is_direct):
+    with tf.Graph().as_default(), v1.Session() as session:
+        tf.identity(v1.placeholder(dtype, [], name="x"), name="same")
+        direct = DirectRuns(session, repeats=True)
+        found = direct.run(("same:0",), {"x:0": value})
+        if is_direct:
+            assert found == [session.run("same:0", {"x:0": value})]
+        else:
+            assert found is None
+            with pytest.raises((TypeError, ValueError)):
+                session.run("same:0", {"x:0": value})
+
+
+@pytest.mark.parametrize("value", [np.ones([3, 3], np.float32), 1.0, [[1.0], [1.0, 2.0]], object()])
+def test_feeds_that_a_session_refuses_are_left_to_it(runs, value):
     runs.run(("more:0",), {"x:0": X})
     assert runs.run(("more:0",), {"x:0": value}) is None
     assert runs.run(("more:0",), {"x:0": X}) is not None

@@ -1,4 +1,4 @@
-"""Fast path for repeated runs that need no session hooks: the same fetches again, with feeds already in arrays.
+"""Fast path for repeated runs that need no session hooks: the same fetches again.
 
 TensorFlow parses every fetch and feed of every run again, for its hooks and itself, which for short steps of many
 workers on few cores is a tenth of the step. Repeated runs are prepared once.
@@ -7,7 +7,7 @@ workers on few cores is a tenth of the step. Repeated runs are prepared once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
@@ -15,6 +15,9 @@ from tensorflow.core.protobuf import config_pb2
 from parallax.base.types import Graph, Hook, Session, TensorShape, Value
 from parallax.runtime.worker.session.overlapping import MOST_ON_THEIR_WAY, Overlapping
 from parallax.runtime.worker.session.stage_failures import StageFailures
+
+_CONVERTED = (np.ndarray, np.generic, bool, int, float, str, bytes, list, tuple)
+"""Types of fed values that NumPy converts."""
 
 
 @runtime_checkable
@@ -104,16 +107,33 @@ class _Ready:
         self._call = raw._make_callable_from_options(options)  # make_callable accepts no feeds in this way
 
     def run(self, values: Sequence[Value], failures: StageFailures | None) -> list[Value] | None:
+        arrays = []
         for value, (dtype, dims) in zip(values, self._takes, strict=True):
-            if type(value) is not np.ndarray or value.dtype != dtype or not _fits(value.shape, dims):
-                return None  # TensorFlow converts it, or reports its error
+            array = _to_array(value, dtype)
+            if array is None or not _fits(array.shape, dims):
+                return None  # TensorFlow reports its error
+            arrays.append(array)
         if self._overlapping is not None and self._flight is not None:
-            results = iter(self._overlapping.run(self._flight, values))
+            results = iter(self._overlapping.run(self._flight, arrays))
         elif failures is not None:
-            results = iter(failures.call(self._targets, lambda: self._call(*values)))
+            results = iter(failures.call(self._targets, lambda: self._call(*arrays)))
         else:
-            results = iter(self._call(*values))
+            results = iter(self._call(*arrays))
         return [next(results) if is_tensor else None for is_tensor in self._places]
+
+
+def _to_array(value: Value, dtype: type[Any]) -> np.ndarray[Any, Any] | None:
+    """A fed value as `Session.run` converts it; None if `Session.run` would refuse it, or convert it in another way."""
+    if type(value) is np.ndarray and value.dtype == dtype:
+        return value
+    if not isinstance(value, _CONVERTED):
+        return None
+    try:
+        if isinstance(value, int) and dtype(value) != value:
+            return None
+        return np.asarray(value, dtype=dtype)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _dims(shape: TensorShape) -> tuple[int | None, ...] | None:
