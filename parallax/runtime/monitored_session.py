@@ -135,11 +135,18 @@ def monitored_session(
         if stages is not None:
             failures = StageFailures(stages)
             failures.follow(worker.raw)
-        if can_be_direct(imported, hooks[:-1], members.target):
+        has_hooks = not all(isinstance(hook, Finishing) for hook in hooks[:-1])
+        if can_be_direct(imported, members.target) and (worker_graph.overlaps or not has_hooks):
             waits_for = [hook for hook in hooks if isinstance(hook, Finishing)]
             most = MOST_ON_THEIR_WAY if stages is None else stages.count - stages.stage
             direct = DirectRuns(
-                worker.raw, waits_for, worker_graph.overlaps, repeats=has_values, most=most, failures=failures
+                worker.raw,
+                waits_for,
+                has_hooks=has_hooks,
+                overlaps=worker_graph.overlaps,
+                repeats=has_values,
+                most=most,
+                failures=failures,
             )
             members.at_end.append(direct.settle)
             if worker.stages is not None:

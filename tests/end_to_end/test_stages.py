@@ -90,8 +90,11 @@ def test_tables_of_replicas(train, model):
 
 
 @pytest.mark.rotates
-def test_workers_that_are_late_change_no_value(train):
-    late, _ = train(4, "mlp", "adagrad", 4, 5, 1, LATE="1")
+@pytest.mark.parametrize("is_saved", [False, True], ids=["alone", "hooks"])
+def test_workers_that_are_late_change_no_value(train, tmp_path, is_saved):
+    saved = {"SAVED": str(tmp_path / "saved")} if is_saved else {}
+    late, _ = train(4, "mlp", "adagrad", 4, 5, 1, LATE="1", **saved)
+    assert not is_saved or len(list((tmp_path / "saved").glob("*.index"))) > 3
     punctual, _ = train(4, "mlp", "adagrad", 4, 5, 1)
     found, wanted = variables("found ", late), variables("found ", punctual)
     assert all(distance(found[name], wanted[name]) == 0.0 for name in wanted)

@@ -1,4 +1,7 @@
-"""Trains with overlap on or off: dropout, a schedule, clipping, a table, a fetch in between, a dataset that ends."""
+"""Trains with overlap on or off: dropout, a schedule, clipping, a table, a fetch in between, a dataset that ends.
+
+`overlapping.py on|off [FOLDER]`: with a folder, it has a hook and writes checkpoints there.
+"""
 
 import sys
 
@@ -29,8 +32,26 @@ def build():
     return graph
 
 
+class Norms(tf.train.SessionRunHook):
+    """Fetches the gradients' norm in every fourth run."""
+
+    def begin(self):
+        self.run = 0
+
+    def before_run(self, run_context):
+        self.run += 1
+        return tf.train.SessionRunArgs("norm:0") if self.run % 4 == 0 else None
+
+    def after_run(self, run_context, run_values):
+        if run_values.results is not None:
+            print("norm", self.run, float(run_values.results).hex())
+
+
 def main():
-    config = parallax.Config(seed=3, overlap=sys.argv[1] == "on")
+    hooks = {}
+    if len(sys.argv) > 2:
+        hooks = {"hooks": [Norms()], "ckpt_config": parallax.CheckPointConfig(sys.argv[2], save_ckpt_steps=7)}
+    config = parallax.Config(seed=3, overlap=sys.argv[1] == "on", **hooks)
     session, workers, rank, _ = parallax.parallel_run(build(), parallax_config=config)
     draw = np.random.RandomState(5)
     ids = np.zeros(ROWS, np.int64)
@@ -42,7 +63,7 @@ def main():
             print("step", number, *[float(value[0]).hex() for value in (found[0], *found[2:])])
             if number % 10 == 5:
                 print("after", *session.run(["global_step:0", "w1:0"])[1][0].ravel()[:4].tolist())
-        overlapping = session._direct._overlapping
+        overlapping = session._direct and session._direct._overlapping
         assert (overlapping is not None and overlapping._last > STEPS // 2) == (sys.argv[1] == "on")
         (table,), (counted,) = session.run(["emb:0", "global_step:0"])
     print("end", counted, table.tobytes().hex())

@@ -1,7 +1,8 @@
 """Trains a model, in stages or not, and leaves losses and variables in a file; worker 0 trains in one process besides.
 
 staged.py MODEL OPTIMIZER STAGES MICRO_BATCHES BATCHES FILE: STAGES 0 for none; BATCHES, of how many workers of a job in
-stages a worker of this one has the batches. With LATE in the environment each worker waits at times before a run.
+stages a worker of this one has the batches. With LATE in the environment each worker waits at times before a run; with
+SAVED, a folder, it writes checkpoints there and has a hook.
 """
 
 import ctypes
@@ -161,13 +162,32 @@ def train_alone(graph, micro_batches, workers):
         return losses, session.run({v.op.name: v.read_value() for v in tf.global_variables()})
 
 
+class Counting(tf.train.SessionRunHook):
+    """Sees every run, and fetches the loss around every fifth that trains."""
+
+    runs = 0
+
+    def before_run(self, run_context):
+        self.fetches = self.runs % 5 == 0 and bool(run_context.original_args.feed_dict)
+        return tf.train.SessionRunArgs("loss:0") if self.fetches else None
+
+    def after_run(self, run_context, run_values):
+        assert (run_values.results is not None) == self.fetches
+        self.runs += 1
+
+
 def main():
     model, optimizer, stages, micro_batches, batches, file = sys.argv[1:]
     micro_batches, batches = int(micro_batches), int(batches)
     graph, alone = build(model, optimizer), build(model, optimizer)
     with graph.as_default():
         names = [variable.op.name for variable in tf.global_variables()]
+    hooks = {}
+    if "SAVED" in os.environ:
+        checkpoints = parallax.CheckPointConfig(os.environ["SAVED"], save_ckpt_steps=3)
+        hooks = {"ckpt_config": checkpoints, "hooks": [Counting()]}
     config = parallax.Config(
+        **hooks,
         seed=3,
         sess_config=exact(),
         stages=int(stages) or None if stages.isdecimal() else stages,
@@ -193,6 +213,8 @@ def main():
             assert (norm is None) == ((number + 1) % micro_batches > 0)
         found = dict(zip(names, (one for (one,) in session.run([f"{name}:0" for name in names])), strict=True))
     if stages != "0":
+        overlapping = session._direct._overlapping
+        assert overlapping is not None and overlapping._last > UPDATES * micro_batches * 0.7, overlapping._last
         print("sent", ctypes.CDLL(str(library())).parallax_stages_sent())
     print(f"workers {workers} worker {worker} losses {[float(one).hex() for one in losses]}")
     if os.environ["OMPI_COMM_WORLD_RANK"] == "0":

@@ -96,13 +96,12 @@ def test_an_error_is_tensorflows_own(runs):
             direct.run(("checked:0",), {"x:0": np.array(np.nan, np.float32)})
 
 
-def test_hooks_queues_and_servers_need_the_long_way():
+def test_queues_and_servers_need_the_long_way():
     graph = tf.Graph()
-    assert can_be_direct(graph, [], "")
-    assert not can_be_direct(graph, ["own"], "")
-    assert not can_be_direct(graph, [], "grpc://localhost:1")
+    assert can_be_direct(graph, "")
+    assert not can_be_direct(graph, "grpc://localhost:1")
     graph.add_to_collection("queue_runners", "one")
-    assert not can_be_direct(graph, [], "")
+    assert not can_be_direct(graph, "")
 
 
 class Measuring:
@@ -113,7 +112,6 @@ class Measuring:
 
 def test_runs_are_direct_when_the_last_hook_that_measures_has_finished(runs):
     hook = Measuring()
-    assert can_be_direct(tf.Graph(), [hook], "")
     direct = DirectRuns(runs._raw, [hook])
     assert [direct.run(("more:0",), {"x:0": X}) for _ in range(3)] == [None] * 3
     hook.finished = True

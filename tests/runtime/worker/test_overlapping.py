@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 import threading
 import time
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.training.monitored_session import _HookedSession
 
 from parallax.runtime.worker.session import overlapping
 from parallax.runtime.worker.session.direct import DirectRuns
@@ -29,10 +32,11 @@ class Model:
     Args:
         tail: is called in each run with the gradient's number.
         overlaps: whether runs may.
+        has_hooks: whether TensorFlow calls hooks around each run.
         backward: is called in each run when the loss is there and the first layer's gradient is not.
     """
 
-    def __init__(self, tail: Any, overlaps: bool = True, backward: Any = None) -> None:
+    def __init__(self, tail: Any, overlaps: bool = True, backward: Any = None, has_hooks: bool = False) -> None:
         built = tf.Graph()
         with built.as_default():
             x = v1.placeholder(tf.float32, [4, 3], name="x")
@@ -59,7 +63,7 @@ class Model:
         self.graph.finalize()
         self.session = v1.Session(graph=self.graph, config=OWN_THREADS)
         self.session.run("init")
-        self.direct = DirectRuns(self.session, overlaps=overlaps)
+        self.direct = DirectRuns(self.session, overlaps=overlaps, has_hooks=has_hooks)
 
     @staticmethod
     def _after(tail: Any, number: int, gradient: Any) -> Any:
@@ -134,6 +138,85 @@ def test_a_run_gives_its_loss_before_its_updates_and_others_wait_for_these(batch
     threading.Timer(0.2, gone_on.set).start()
     assert model.session.run(STEP) == before + 1 == model.session.make_callable(STEP)()
     assert gone_on.is_set()
+
+
+class Looking(v1.train.SessionRunHook):
+    """Fetches the loss around each run, requests a trace of one, and reads the step after every fifth."""
+
+    def __init__(self, model: Model, traced: int) -> None:
+        self.model, self.traced, self.losses, self.steps = model, traced, [], []
+
+    def before_run(self, run_context: Any) -> Any:
+        is_traced = len(self.losses) == self.traced
+        options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE) if is_traced else None
+        return v1.train.SessionRunArgs(["loss:0"], options=options)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.losses.append(float(run_values.results[0]))
+        assert bool(run_values.run_metadata.step_stats.dev_stats) == (len(self.losses) - 1 == self.traced)
+        if len(self.losses) % 5 == 0:
+            self.steps.append(int(self.model.session.run(STEP)))
+
+
+def test_runs_with_hooks_overlap_below_them(batches: Any) -> None:
+    draw = random.Random(5)
+    expected = trained(Model(nothing, overlaps=False), drawn(5), 30)
+    model = Model(lambda number: time.sleep(draw.choice((0, 1e-3))), has_hooks=True)
+    hook = Looking(model, traced=12)
+    hooked = _HookedSession(model.session, [hook])
+    for batch in itertools.islice(drawn(5), 30):
+        assert model.direct.run(("train", "loss:0"), {"x:0": batch}, overlaps=True) is None
+        with model.direct.below_hooks(overlaps=True):
+            _, loss = hooked.run(["train", "loss:0"], {"x:0": batch})
+        assert loss == hook.losses[-1]
+    assert (hook.losses, hook.steps) == (expected[0], [5, 10, 15, 20, 25, 30])
+    for ours, theirs in zip(model.variables(), expected[1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_run_with_hooks_returns_before_its_updates(batches: Any) -> None:
+    gone_on = threading.Event()
+    gone_on.set()
+    model = Model(lambda number: gone_on.wait(20), has_hooks=True)
+    hooked = _HookedSession(model.session, [v1.train.SessionRunHook()])
+    for number in range(3):  # the first ones only take note
+        if number == 2:
+            model.session.run(STEP)
+            gone_on.clear()
+        with model.direct.below_hooks(overlaps=True):
+            hooked.run(["train", "loss:0"], {"x:0": next(batches)})
+    assert not gone_on.is_set()
+    threading.Timer(0.1, gone_on.set).start()
+    assert model.session.run(STEP) == 3
+
+
+def test_a_failure_that_another_thread_finds_is_raised_to_the_script_too(batches: Any) -> None:
+    fails = threading.Event()
+
+    def tail(number: int) -> None:
+        if fails.is_set():
+            time.sleep(0.1)
+            raise ValueError(f"lost gradient {number}")
+
+    model = Model(tail)
+    for _ in range(3):
+        model.step(next(batches))
+    model.direct.settle()
+    fails.set()
+    model.step(next(batches))
+    found: list[str] = []
+
+    def read() -> None:
+        with contextlib.suppress(tf.errors.OpError):
+            model.session.run(STEP)
+            found.append("nothing")
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    reader.join(20)
+    assert not found
+    with pytest.raises(tf.errors.OpError, match="lost gradient"):
+        model.session.run(STEP)
 
 
 def test_what_is_fed_may_be_written_to_after_the_run(batches: Any) -> None:

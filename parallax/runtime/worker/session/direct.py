@@ -1,23 +1,29 @@
-"""Fast path for repeated runs that need no session hooks: the same fetches again.
+"""Fast path for repeated runs: the same fetches again.
 
 TensorFlow parses every fetch and feed of every run again, for its hooks and itself, which for short steps of many
-workers on few cores is a tenth of the step. Repeated runs are prepared once.
+workers on few cores is a tenth of the step. Repeated runs are prepared once. Where hooks look at every run, TensorFlow
+calls them around a run as ever, and only the run below them is a prepared one, if it overlaps with others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
 
-from parallax.base.types import Graph, Hook, Session, TensorShape, Value
+from parallax.base.types import Graph, Session, TensorShape, Value
 from parallax.runtime.worker.session.overlapping import MOST_ON_THEIR_WAY, Overlapping
 from parallax.runtime.worker.session.stage_failures import StageFailures
 
 _CONVERTED = (np.ndarray, np.generic, bool, int, float, str, bytes, list, tuple)
 """Types of fed values that NumPy converts."""
+_CALLER = "caller"
+"""TensorFlow's name for the fetches of the caller among those of hooks."""
 
 
 @runtime_checkable
@@ -34,6 +40,7 @@ class DirectRuns:
     Args:
         raw: TensorFlow's session, in this process.
         waits_for: hooks that must see all runs until they have finished.
+        has_hooks: whether other hooks see every run.
         overlaps: whether its graph has gates at which runs take turns.
         repeats: whether all runs recur, as the steps of a front end do; else a run is prepared at its second
             occurrence.
@@ -45,6 +52,7 @@ class DirectRuns:
         self,
         raw: Session,
         waits_for: Sequence[Finishing] = (),
+        has_hooks: bool = False,
         overlaps: bool = False,
         repeats: bool = False,
         most: int = MOST_ON_THEIR_WAY,
@@ -55,6 +63,10 @@ class DirectRuns:
         self._failures = failures
         self._overlapping = Overlapping(raw, most, failures) if overlaps else None
         self._waits_for = list(waits_for)
+        self._has_hooks = has_hooks
+        self._hooked = threading.local()
+        if has_hooks and self._overlapping is not None:
+            raw.run = self._overlap_below_hooks(raw.run)
         self._ready: dict[tuple[tuple[str, ...], tuple[str, ...]], _Ready | None] = {}
 
     def run(self, tensors: tuple[str, ...], feeds: Mapping[str, Value], overlaps: bool = False) -> list[Value] | None:
@@ -65,10 +77,31 @@ class DirectRuns:
             feeds: tensor name -> value.
             overlaps: whether the ops after the fetches may continue while the next run begins.
         """
+        if self._has_hooks or self._is_waiting():
+            return None
+        return self._run(tensors, feeds, overlaps)
+
+    @contextmanager
+    def below_hooks(self, overlaps: bool) -> Iterator[None]:
+        """Context of a run with hooks, whose ops after the fetches may continue while the next run begins."""
+        self._hooked.overlaps = overlaps and not self._is_waiting()
+        try:
+            yield
+        finally:
+            self._hooked.overlaps = False
+
+    def settle(self) -> None:
+        """Waits until no run is in flight; raises the error of a failed one."""
+        if self._overlapping is not None:
+            self._overlapping.settle()
+
+    def _is_waiting(self) -> bool:
+        """Whether a hook that must see all runs has not finished."""
         if self._waits_for:
             self._waits_for = [hook for hook in self._waits_for if not hook.finished]
-            if self._waits_for:
-                return None
+        return bool(self._waits_for)
+
+    def _run(self, tensors: tuple[str, ...], feeds: Mapping[str, Value], overlaps: bool) -> list[Value] | None:
         key = (tensors, tuple(feeds))
         if key not in self._ready:
             if not tensors or len({*tensors, *feeds}) < len(tensors) + len(feeds):
@@ -81,10 +114,34 @@ class DirectRuns:
             ready = self._ready[key] = _Ready(self._raw, *key, self._overlapping if overlaps else None)
         return ready.run(tuple(feeds.values()), self._failures)
 
-    def settle(self) -> None:
-        """Waits until no run is in flight; raises the error of a failed one."""
-        if self._overlapping is not None:
-            self._overlapping.settle()
+    def _overlap_below_hooks(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps the run that TensorFlow calls with the fetches of the caller and of the hooks."""
+
+        @functools.wraps(run)
+        def run_hooked(fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+            if getattr(self._hooked, "overlaps", False) and isinstance(fetches, dict) and _CALLER in fetches:
+                self._hooked.overlaps = False  # hooks may run the session too
+                values = None if options.ListFields() else self._run_names(fetches, feed_dict or {})
+                if values is not None:
+                    return values
+            return run(fetches, feed_dict, options, run_metadata)
+
+        return run_hooked
+
+    def _run_names(self, fetches: Mapping[Any, Any], feeds: Mapping[Any, Value]) -> dict[Any, list[Value]] | None:
+        """The values of lists of names; None if fetches or feeds are anything else."""
+        if not all(
+            isinstance(names, list) and all(isinstance(one, str) for one in names) for names in fetches.values()
+        ):
+            return None
+        if not all(isinstance(fed, str) for fed in feeds):
+            return None
+        tensors = tuple(dict.fromkeys(name for names in fetches.values() for name in names))
+        values = self._run(tensors, feeds, overlaps=True)
+        if values is None:
+            return None
+        value_by_name = dict(zip(tensors, values, strict=True))
+        return {key: [value_by_name[name] for name in names] for key, names in fetches.items()}
 
 
 class _Ready:
@@ -147,13 +204,11 @@ def _fits(shape: tuple[int, ...], dims: tuple[int | None, ...] | None) -> bool:
     return all(known is None or known == length for length, known in zip(shape, dims, strict=True))
 
 
-def can_be_direct(graph: Graph, hooks: Sequence[Hook], target: str) -> bool:
-    """Whether runs need no hooks from some run on: there are no permanent hooks, and no queue runners.
+def can_be_direct(graph: Graph, target: str) -> bool:
+    """Whether runs may bypass TensorFlow's sessions: this process has all variables, and no queue is filled by runs.
 
     Args:
         graph: the worker's.
-        hooks: of the session, without the last.
         target: the session's target; empty for this process.
     """
-    finish = all(isinstance(hook, Finishing) for hook in hooks)
-    return not target and finish and not graph.get_collection("queue_runners")
+    return not target and not graph.get_collection("queue_runners")

@@ -103,6 +103,7 @@ class Overlapping:
         self._sets = 0
         self._has_logged = False
         self._lock = threading.RLock()  # a script may run a session in several threads
+        self._threads: set[int] = set()  # that have started runs, and to which failures are raised
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         raw.run = self._after_all(raw.run)
         make = raw.make_callable
@@ -175,6 +176,7 @@ class Overlapping:
         copied = [np.array(value) for value in values]
         flight = _Flight()
         with self._lock:
+            self._threads.add(threading.get_ident())
             self._land(self._most - 1)
             tell = self._promise(ready)
             self._last += 1
@@ -212,6 +214,11 @@ class Overlapping:
         """Waits until at most `most` runs are in flight, or none after a failed one."""
         failed: BaseException | None = None
         has_failed = False
+        if threading.get_ident() not in self._threads:  # a checkpoint's, for instance: the script raises the error too
+            failed = next((error for flight in self._flying if (error := flight.done.exception()) is not None), None)
+            if failed is not None:
+                raise failed
+            return
         while len(self._flying) > (0 if has_failed else most):
             flight = self._flying[0]
             error = flight.done.exception()  # waits; an interrupt leaves the run in flight

@@ -184,17 +184,18 @@ class Session(PlainSession):
             try:
                 result = None
                 hook_request: tuple[tuple[str, ...], Any] = ((), request.feeds)  # fetches for hooks, and all feeds
+                overlaps = bool(resolved.collectives) and options is None and run_metadata is None
                 if self._direct is not None and options is None and run_metadata is None:
                     fetch = fetch_text(request.names, ())
                     for_all = partial(worker.names.for_all, request.names, request.feeds)
                     worker.watch.begin(fetch, resolved.collectives, for_all=for_all)
-                    overlaps = bool(resolved.collectives)
                     result = self._direct.run(resolved.tensors, {**feeds, **resolved.empty}, overlaps)
                 if result is None:  # the last hook sets what the run waits for
                     arguments = tf.compat.v1.train.SessionRunArgs(fetches, feed_dict)
                     run.context = tf.compat.v1.train.SessionRunContext(arguments, PlainSession(worker))
                     worker.run = run  # hooks add their fetches
-                    result = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
+                    with nullcontext() if self._direct is None else self._direct.below_hooks(overlaps):
+                        result = self._monitored.run(list(resolved.tensors), feeds, options, run_metadata)
                     hook_request = tuple(run.hook_names), run.fed
             except tf.errors.InvalidArgumentError as error:
                 named = id_error(error, worker.names.run_view, self._workers.Get_rank(), worker.step)
