@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from parallax.analysis.cut.op_costs import BYTES_PER_S
-from parallax.analysis.cut.plan_stages import get_graph_cut, layout_of_replicas, plan_in_stages
+from parallax.analysis.cut.plan_stages import get_graph_cut, plan_in_stages
 from parallax.analysis.cut.stage_cut import CutRates
 from parallax.analysis.planner import MEASURE, make_plan
 from parallax.analysis.reading.capture import CapturedGraph
@@ -63,6 +63,9 @@ class StagedGraph:
     def plan(self, stages: int | Sequence[str], batch: float = 1.0, make: Planner | None = None) -> Plan:
         """The plan with these stages, and its prediction where times are known.
 
+        Consecutive workers form a replica, or have the same stage if a step is shorter then: by its seconds, else by
+        the bytes of the busiest link.
+
         Args:
             stages: how many, or where they end.
             batch: the examples of a replica's micro-batch, divided by those of a run of the graph as it was built.
@@ -71,8 +74,28 @@ class StagedGraph:
         Raises:
             PlanError: there is no such plan.
         """
+        found, refused = [], None
+        for is_by_stage in (False, True) if self._has_two_orders(stages) else (False,):
+            try:
+                found.append(self._plan(stages, batch, make, is_by_stage))
+            except NotEnoughMemory as error:
+                refused = refused or error
+        if refused is not None and not found:
+            raise refused
+
+        def order(plan: Plan) -> tuple[float, int]:
+            loads = host_loads(plan, self.examples * batch) if len(found) > 1 else ()
+            return plan.prediction.step_s or 0.0, max((max(one.out_bytes, one.in_bytes) for one in loads), default=0)
+
+        return min(found, key=order)
+
+    def _has_two_orders(self, stages: int | Sequence[str]) -> bool:
+        """Whether it matters which workers form a replica, and whether the better order can be told."""
         count = stages if isinstance(stages, int) else len(stages) + 1
-        replicas = layout_of_replicas(self.layout, count)
+        hosts = self.layout.hosts
+        return self.layout.num_workers > count > 1 and len(hosts) > 1 and max(hosts) > 1 and bool(self.examples)
+
+    def _plan(self, stages: int | Sequence[str], batch: float, make: Planner | None, is_by_stage: bool) -> Plan:
         spec, constraints, measured = self.at_batch(batch)
         free = _without_limits(measured)
 
@@ -80,7 +103,7 @@ class StagedGraph:
             return (make or self.make)(spec, layout, replace(terms, memory_bytes=None), free)
 
         cut = (self.captured, spec, self.sources, self.layout, stages, constraints)
-        plan = plan_in_stages(*cut, self.rates(batch), of_replicas)
+        plan = plan_in_stages(*cut, self.rates(batch), of_replicas, is_by_stage)
         plan = replace(plan, profiles=self.measured.used, prediction=Prediction(unknown=self.explain_unknown_times()))
         if not self.examples:
             return plan
@@ -91,7 +114,7 @@ class StagedGraph:
         plan = replace(plan, notes=(*plan.notes, *self._bytes_note(plan, examples, batch)))
         if plan.prediction.unknown:
             return plan
-        return predict_stages(plan, spec, replicas, constraints, measured, examples)
+        return predict_stages(plan, spec, constraints, measured, examples)
 
     def at_batch(self, batch: float) -> tuple[GraphSpec, PlanConstraints, PlanInputs]:
         """Variables, requirements and measurements for a worker's batch that is so many times as large."""
@@ -217,7 +240,6 @@ class StagedGraph:
         if cluster is None or len(cluster.hosts) < 2:
             return ""
         count = len(staged.stages)
-        replicas = layout_of_replicas(self.layout, count)
 
         def is_staged(factor: float) -> bool:
             rated = tuple(
@@ -228,7 +250,7 @@ class StagedGraph:
             step_s = step_seconds(self.spec, whole, self.layout, self.constraints, there.measured) or math.inf
             at_rate = replace(whole, prediction=replace(whole.prediction, step_s=step_s))
             spec, constraints, measured = there.at_batch(count)
-            found = predict_stages(staged, spec, replicas, constraints, measured, self.examples * count)
+            found = predict_stages(staged, spec, constraints, measured, self.examples * count)
             return self._whole_step(at_rate) >= PAYS_FROM * (found.prediction.step_s or 0.0)
 
         low, high = 1.0, end

@@ -61,7 +61,7 @@ def plan_of_file(path: Path, spec: GraphSpec, layout: Layout, config: Config, sy
             f"{path}: a plan of a file must be for workers that train together, and this one is for "
             f"{plan.islands.count} islands. Leave the file out, and set islands."
         )
-    _check_possible(plan, spec, layout_of_replicas(layout, len(plan.stages) or 1), path)
+    _check_possible(plan, spec, layout_of_replicas(layout, len(plan.stages) or 1, plan.is_by_stage), path)
     return _with_owner_rows(plan, spec)
 
 

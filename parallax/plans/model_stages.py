@@ -14,6 +14,40 @@ Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerGrid:
+    """The replica and the stage of each worker, by its rank.
+
+    Attributes:
+        stages: how many; 1 where each worker has the whole model.
+        replicas: how many.
+        is_by_stage: whether consecutive workers have the same stage; else they form a replica.
+    """
+
+    stages: int
+    replicas: int
+    is_by_stage: bool = False
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """The replica and the stage of a worker."""
+        if self.is_by_stage:
+            stage, replica = divmod(rank, self.replicas)
+            return replica, stage
+        return divmod(rank, self.stages)
+
+    def find_replica(self, replica: int) -> range:
+        """The ranks of a replica, by stage."""
+        if self.is_by_stage:
+            return range(replica, self.replicas * self.stages, self.replicas)
+        return range(replica * self.stages, (replica + 1) * self.stages)
+
+    def find_team(self, stage: int) -> range:
+        """The ranks that have a stage, by replica."""
+        if self.is_by_stage:
+            return range(stage * self.replicas, (stage + 1) * self.replicas)
+        return range(stage, self.replicas * self.stages, self.stages)
+
+
+@dataclass(frozen=True, slots=True)
 class StageTurn:
     """A span of a predicted step in which a stage computes one pass of one micro-batch.
 

@@ -20,7 +20,7 @@ from parallax.base.errors import PlanError
 from parallax.base.strict import Count, Finite, Positive, Text, checked_value, read_json, shown
 from parallax.graph.spec import GraphSpec, VariableClass
 from parallax.plans.island_plan import IslandPlan
-from parallax.plans.model_stages import StagePlan
+from parallax.plans.model_stages import StagePlan, WorkerGrid
 from parallax.plans.prediction import CostTerm, Flip, Prediction, ProfileUsed, Route, RunnerUp
 from parallax.plans.sum_methods import SumRules
 
@@ -221,6 +221,7 @@ class Plan:
         staleness: of asynchronous workers, how many runs one may be ahead of another; None for no bound.
         islands: how the workers are cut into islands; None where all train together. Routes and owners are then those
             of one island.
+        is_by_stage: whether consecutive workers have the same stage; else they form a replica.
     """
 
     version: int
@@ -240,6 +241,13 @@ class Plan:
     sums: tuple[SumRules, ...] = ()
     staleness: Positive | None = None
     islands: IslandPlan | None = None
+    is_by_stage: bool = False
+
+    @property
+    def grid(self) -> WorkerGrid:
+        """The replica and the stage of each worker."""
+        stages = max(1, len(self.stages))
+        return WorkerGrid(stages, self.num_workers // stages, self.is_by_stage)
 
     @property
     def num_workers(self) -> int:

@@ -99,11 +99,12 @@ def _stage_texts(plan: Plan) -> list[str]:
         rows.append(row if stage.run_s is None else (*row, run_ms, f"{_idle(plan, number):.0f} %"))
     columns = _STAGE_COLUMNS if len(rows[0]) == len(_STAGE_COLUMNS) else (*_STAGE_COLUMNS, "ms", "idle")
     idle = 100 * idle_share(len(plan.stages), plan.accumulate_steps)
+    formed = "have the same stage, so that gradients stay on a host" if plan.is_by_stage else "form a replica"
     members = f"{pluralize(plan.num_replicas, 'replica')} of {len(plan.stages)} stages"
     batches = f"{plan.accumulate_steps} micro-batch{'es' if plan.accumulate_steps > 1 else ''}"
     return [
         *align(columns, rows),
-        f"{members}; consecutive workers form a replica. With {batches} per update, each stage is idle {idle:.0f} % of "
+        f"{members}; consecutive workers {formed}. With {batches} per update, each stage is idle {idle:.0f} % of "
         "the time. Bytes are per example if the batch is open, else per micro-batch.",
     ]
 

@@ -187,7 +187,7 @@ def _make_graph(
 ) -> _WorkerSetup:
     """Starts Horovod, reads the launcher's graph and plan, and transforms the graph as all workers do."""
     plan, equal_randomness = plan_from_json(parcel.plan), extras.equal_randomness
-    members.form_teams(len(plan.stages), plan.num_islands)
+    members.form_teams(plan.grid, plan.num_islands)
     if extras.decisions is None:
         alone = _read_graph(graph, config, parcel, plan, members)
     else:

@@ -9,7 +9,7 @@ from parallax.analysis.cut.plan_stages import get_graph_cut
 from parallax.analysis.cut.stage_cut import CutRates
 from parallax.analysis.graph_to_plan import analyse, plan_for
 from parallax.base.errors import NotEnoughMemory, PlanError
-from parallax.plans.model_stages import idle_share
+from parallax.plans.model_stages import WorkerGrid, idle_share
 from parallax.plans.plan import Layout, plan_from_json
 from parallax.report.html.page import plan_page
 from parallax.report.plan_table import plan_table
@@ -104,6 +104,30 @@ def test_stages_are_compared_by_the_step_at_one_global_batch(analysed, plan):
     assert sum(stage.run_s for stage in staged.stages) == pytest.approx(0.02 * len(staged.stages))
     named = plan(analysed, run_s=0.02, stages=8)
     assert sum(stage.run_s for stage in named.stages) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("has_times", [True, False])
+def test_what_weighs_more_stays_on_a_host(plan, has_times):
+    """Gradients of wide layers, by workers of one stage; activations of many examples, by those of a replica."""
+    settings = {"layout": Layout((4, 4), (0, 1)), "stages": 2, "hosts": equal_hosts(2, TEN_GBIT)}
+    settings |= {} if has_times else {"cluster_profile": None}
+    heavy = plan(analyse(wide(batch=4, width=512)), run_s=0.001, **settings)
+    assert heavy.is_by_stage and [load.out_bytes for load in heavy.prediction.loads] in ([], [4 * 4 * 512 * 4 * 8] * 2)
+    assert "consecutive workers have the same stage" in plan_table(heavy)
+    assert plan_from_json(heavy.to_json()) == heavy
+    light = plan(analyse(wide(batch=4096, width=512)), run_s=0.001, **settings)
+    assert not light.is_by_stage and "consecutive workers form a replica" in plan_table(light)
+
+
+@pytest.mark.parametrize("is_by_stage", [False, True])
+def test_each_worker_has_one_stage_of_one_replica(is_by_stage):
+    grid = WorkerGrid(3, 2, is_by_stage)
+    places = [grid.place(rank) for rank in range(6)]
+    assert sorted(places) == list(itertools.product(range(2), range(3)))
+    for replica in range(2):
+        assert [places[rank] for rank in grid.find_replica(replica)] == [(replica, stage) for stage in range(3)]
+    for stage in range(3):
+        assert [places[rank] for rank in grid.find_team(stage)] == [(replica, stage) for replica in range(2)]
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 4), (4, 8), (8, 3)])

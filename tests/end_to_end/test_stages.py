@@ -1,5 +1,6 @@
 """A model in stages trains as one process does: bit for bit on the same micro-batches, to rounding on the batch."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -93,9 +94,9 @@ def test_tables_of_replicas(train, model):
 @pytest.mark.parametrize("is_saved", [False, True], ids=["alone", "hooks"])
 def test_workers_that_are_late_change_no_value(train, tmp_path, is_saved):
     saved = {"SAVED": str(tmp_path / "saved")} if is_saved else {}
-    late, _ = train(4, "mlp", "adagrad", 4, 5, 1, LATE="1", **saved)
+    late, _ = train(4, "delayed", "adagrad", 4, 5, 1, LATE="1", **saved)
     assert not is_saved or len(list((tmp_path / "saved").glob("*.index"))) > 3
-    punctual, _ = train(4, "mlp", "adagrad", 4, 5, 1)
+    punctual, _ = train(4, "delayed", "adagrad", 4, 5, 1)
     found, wanted = variables("found ", late), variables("found ", punctual)
     assert all(distance(found[name], wanted[name]) == 0.0 for name in wanted)
     assert list(late["losses"]) == list(punctual["losses"][::5])
@@ -109,6 +110,22 @@ def test_stages_send_what_was_planned(train):
     planned = [sum(_bytes_of(*line.split()[-2:]) for line in lines[begin + 2 : begin + 6])]
     sent = [int(line.split()[1]) for rank in range(4) for line in done.lines(rank) if line.startswith("sent")]
     assert sum(sent) == pytest.approx(sum(planned) * ROWS * 2 * UPDATES, rel=0.02)
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("model", ["mlp", "spread", "dropped"])
+def test_consecutive_workers_may_have_the_same_stage(start, train, tmp_path, model):
+    """As the planner has them where several workers share each of several hosts; here a plan file says so."""
+    alike, _ = train(4, model, "adam", 2, 2, 1)
+    plan = tmp_path / "plan.json"
+    words = [SCRIPT, model, "adam", 2, 2, 1, tmp_path / "turned.npz"]
+    planned = start("-m", "parallax.entry.cli", "plan", "--workers", 4, "--json", plan, *words).finish()
+    assert planned.status == 0, str(planned)
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "is_by_stage": True}))
+    done = start("-m", "parallax.entry.cli", "run", "--workers", 4, "--plan", plan, *words).finish()
+    assert done.status == 0 and "consecutive workers have the same stage" in done.stdout, str(done)
+    found, wanted = (variables("found ", run) for run in (np.load(tmp_path / "turned.npz"), alike))
+    assert max(distance(found[name], wanted[name]) for name in wanted) <= 1e-6
 
 
 def _bytes_of(number, unit):

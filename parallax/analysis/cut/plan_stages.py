@@ -12,7 +12,7 @@ from parallax.graph.batches import first_batches, full_length
 from parallax.graph.cut.graph_to_cut import size_bytes
 from parallax.graph.spec import GradientSource, GraphSpec, VariableSpec
 from parallax.graph.view import EXAMPLES, GraphView, split_tensor
-from parallax.plans.model_stages import StageCut, StagePlan
+from parallax.plans.model_stages import StageCut, StagePlan, WorkerGrid
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, Layout, Plan, PlanConstraints
 from parallax.settings.config import AUTO, Config
 
@@ -24,8 +24,13 @@ def count_stages(config: Config) -> int:
     return config.stages if isinstance(config.stages, int) else len(config.stages) + 1
 
 
-def layout_of_replicas(layout: Layout, stages: int) -> Layout:
-    """The layout of a job in terms of replicas: consecutive workers form one, on the host of the first of them.
+def layout_of_replicas(layout: Layout, stages: int, is_by_stage: bool = False) -> Layout:
+    """The layout of a job in terms of replicas, each on the host of its first stage.
+
+    Args:
+        layout: of all workers.
+        stages: of a replica.
+        is_by_stage: whether consecutive workers have the same stage; else they form a replica.
 
     Raises:
         PlanError: the workers are not a multiple of the stages.
@@ -38,7 +43,8 @@ def layout_of_replicas(layout: Layout, stages: int) -> Layout:
         )
     if stages == 1:
         return layout
-    firsts = layout.host_by_rank[::stages]
+    hosts = layout.host_by_rank
+    firsts = [hosts[rank] for rank in WorkerGrid(stages, workers // stages, is_by_stage).find_team(0)]
     return Layout(tuple(firsts.count(host) for host in range(len(layout.hosts))))
 
 
@@ -83,6 +89,7 @@ def plan_in_stages(
     constraints: PlanConstraints,
     rates: CutRates,
     make: Callable[[Layout, PlanConstraints], Plan],
+    is_by_stage: bool = False,
 ) -> Plan:
     """The plan of a model that is cut into stages.
 
@@ -95,19 +102,21 @@ def plan_in_stages(
         constraints: what else is wanted.
         rates: the measurements by which cuts are compared.
         make: plans for workers that have the whole model.
+        is_by_stage: whether consecutive workers have the same stage; else they form a replica.
 
     Raises:
         PlanError: when it cannot be.
     """
     count = stages if isinstance(stages, int) else len(stages) + 1
-    replicas = layout_of_replicas(layout, count)
+    replicas = layout_of_replicas(layout, count, is_by_stage)
     check_micro_batches(captured.view, replicas.num_workers, constraints.accumulate_steps)
     found = get_graph_cut(captured, sources)
     ends = found.find_best_ends(count, rates) if isinstance(stages, int) else found.check_ends(stages)
     plan = make(replicas, replace(constraints, run_option="MPI"))
     _check_routes(plan)
     made = _stages_of(found, found.cut_at(ends), ends, spec, plan, rates)
-    return replace(plan, hosts=layout.hosts, servers=(), run_option=constraints.run_option, stages=made)
+    run_option = constraints.run_option
+    return replace(plan, hosts=layout.hosts, servers=(), run_option=run_option, stages=made, is_by_stage=is_by_stage)
 
 
 def _check_routes(plan: Plan) -> None:

@@ -3,11 +3,10 @@
 The micro-batches are scheduled (list_schedule.py) as workers run them: stage s of P has at most P - s of them in
 flight, a pass begins when its messages have arrived, and a message takes the link of its sender for the seconds of an
 exchange of two, by the calibrated line of all-to-alls. So the idle share of equal stages with free messages is
-(P - 1) / (m + P - 1). Gradients follow: stages on one host share its link, others exchange theirs concurrently.
+(P - 1) / (m + P - 1). Gradients follow: stages on the same hosts share links, others exchange theirs concurrently.
 
-Simplified: the backward pass takes twice the seconds of the forward pass. All teams are on hosts like those of the
-first stages. Replicas with stages on one host do not delay each other's messages. Lookups of rows precede all
-micro-batches.
+Simplified: the backward pass takes twice the seconds of the forward pass. Replicas with stages on one host do not delay
+each other's messages. Lookups of rows precede all micro-batches.
 """
 
 from __future__ import annotations
@@ -34,14 +33,13 @@ _FORWARD = 1 / 3
 
 
 def predict_stages(
-    plan: Plan, spec: GraphSpec, replicas: Layout, constraints: PlanConstraints, measured: PlanInputs, examples: float
+    plan: Plan, spec: GraphSpec, constraints: PlanConstraints, measured: PlanInputs, examples: float
 ) -> Plan:
     """A plan in stages with the prediction of its step, and of its workers' memory.
 
     Args:
         plan: the plan, with seconds of its stages.
         spec: the variables, with the ids that a replica looks up.
-        replicas: the layout of the replicas.
         constraints: the user's requirements.
         measured: profiles of the cluster and of a replica's steps.
         examples: of a replica's micro-batch.
@@ -51,13 +49,13 @@ def predict_stages(
     """
     if measured.cluster is None:
         raise ValueError("A prediction needs a cluster profile.")
-    hosts, count = plan.layout.host_by_rank, len(plan.stages)
-    kinds = {tuple(hosts[first : first + count]): None for first in range(0, len(hosts), count)}
+    hosts, grid = plan.layout.host_by_rank, plan.grid
+    kinds = {tuple(hosts[rank] for rank in grid.find_replica(replica)): None for replica in range(grid.replicas)}
     slowest = max((_schedule(plan, of, measured.cluster, examples) for of in kinds), key=lambda one: one.step_s)
     stages = tuple(
         replace(stage, turns=tuple(_turns(plan, stage, number, slowest))) for number, stage in enumerate(plan.stages)
     )
-    exchange_s = _exchange_seconds(plan, spec, replicas, constraints, measured)
+    exchange_s = _exchange_seconds(plan, spec, constraints, measured)
     step_s = slowest.step_s + exchange_s
     phases = [Phase(PIPELINE, 0.0, slowest.step_s)]
     phases += [Phase(EXCHANGE, slowest.step_s, step_s)] if exchange_s else []
@@ -117,38 +115,42 @@ def _turns(plan: Plan, stage: StagePlan, number: int, schedule: ListSchedule) ->
     return (StageTurn(batch, way == "backward", begin, begin + lengths[way]) for begin, way, batch in begins)
 
 
-def _exchange_seconds(
-    plan: Plan, spec: GraphSpec, replicas: Layout, constraints: PlanConstraints, measured: PlanInputs
-) -> float:
+def _exchange_seconds(plan: Plan, spec: GraphSpec, constraints: PlanConstraints, measured: PlanInputs) -> float:
     """Seconds of the exchanges of variables among replicas."""
     model = measured.model and replace(measured.model, compute_s=None, session_s=None, overlap_s=None)
-    alone = replace(plan, hosts=replicas.hosts, stages=())
-    by_host: dict[int, set[str]] = {}
-    for host, stage in zip(plan.layout.host_by_rank, plan.stages, strict=False):
-        by_host.setdefault(host, set()).update(stage.variables)
+    names_by_hosts: dict[tuple[int, ...], set[str]] = {}
+    for number, stage in enumerate(plan.stages):
+        names_by_hosts.setdefault(_count_workers(plan, number), set()).update(stage.variables)
     found = [0.0]
-    for names in by_host.values():
+    for hosts, names in names_by_hosts.items():
         own = replace(spec, variables=tuple(v for v in spec.variables if v.name in names))
-        seconds = step_seconds(own, alone, replicas, constraints, replace(measured, model=model))
+        alone = replace(plan, hosts=hosts, stages=())
+        seconds = step_seconds(own, alone, Layout(hosts), constraints, replace(measured, model=model))
         if seconds is None:
             raise PlanError("The cluster profile lacks what the plan exchanges. Measure it with `parallax calibrate`.")
         found.append(seconds)
     return max(found)
 
 
+def _count_workers(plan: Plan, stage: int) -> tuple[int, ...]:
+    """The number of workers of a stage on each host."""
+    hosts = [plan.layout.host_by_rank[rank] for rank in plan.grid.find_team(stage)]
+    return tuple(hosts.count(host) for host in range(len(plan.hosts)))
+
+
 def host_loads(plan: Plan, examples: float) -> tuple[HostLoad, ...]:
     """The bytes of each host's link in a step: messages between stages, and exchanges of variables among replicas."""
-    hosts, count, steps = plan.layout.host_by_rank, len(plan.stages), plan.accumulate_steps
+    hosts, steps = plan.layout.host_by_rank, plan.accumulate_steps
     out, into = [0.0] * len(plan.hosts), [0.0] * len(plan.hosts)
     for rank, host in enumerate(hosts):
-        number = rank % count
+        replica, number = plan.grid.place(rank)
         for to, sent in _receivers(plan.stages[number]):
-            other = hosts[rank - number + to]
+            other = hosts[plan.grid.find_replica(replica)[to]]
             if other != host:
                 out[host] += sent * examples * steps
                 into[other] += sent * examples * steps
     for number, stage in enumerate(plan.stages):
-        team = hosts[number::count]
+        team = [hosts[rank] for rank in plan.grid.find_team(number)]
         for name in stage.variables:
             variable = plan.variable(name)
             for host in set(team) if len(set(team)) > 1 else ():
@@ -186,7 +188,8 @@ def stage_memory(
         kept = stage.kept_bytes * examples * runs_in_flight(number, count, plan.accumulate_steps)
         found.append((round(values + max(0.0, others)), round(buffers), base_bytes + round(kept)))
     return tuple(
-        ProcessMemory("worker", rank, host, *found[rank % count]) for rank, host in enumerate(plan.layout.host_by_rank)
+        ProcessMemory("worker", rank, host, *found[plan.grid.place(rank)[1]])
+        for rank, host in enumerate(plan.layout.host_by_rank)
     )
 
 

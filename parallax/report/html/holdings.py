@@ -29,12 +29,13 @@ class Holding:
 def list_holdings(plan: Plan, most: int) -> tuple[tuple[Holding, ...], ...]:
     """For each host the variables that it stores, by name; of the first hosts, at most so many."""
     holdings_by_host: list[list[Holding]] = [[] for _ in plan.hosts[:most]]
-    hosts, count = plan.layout.host_by_rank, max(1, len(plan.stages))
+    hosts = plan.layout.host_by_rank
     stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.variables}
     for variable in plan.variables:
         whole, total = value_bytes(variable), sum(variable.owner_rows) or 1
         rows = [0] * len(plan.hosts)
-        team = hosts[stage_of[variable.name] :: count] if variable.name in stage_of else hosts
+        stage = stage_of.get(variable.name)
+        team = hosts if stage is None else [hosts[rank] for rank in plan.grid.find_team(stage)]
         for owner, owned in enumerate(variable.owner_rows):
             rows[plan.servers[owner] if variable.servers else team[owner]] += owned
         for host, workers in enumerate(map(team.count, range(len(plan.hosts[:most])))):
@@ -45,7 +46,7 @@ def list_holdings(plan: Plan, most: int) -> tuple[tuple[Holding, ...], ...]:
                         Holding(variable.name, variable.route, whole * rows[host] // total, words)
                     )
             elif workers:
-                words = "a copy in every worker" + (" of its stage" if team is not hosts else "")
+                words = "a copy in every worker" + ("" if stage is None else " of its stage")
                 holdings_by_host[host].append(Holding(variable.name, variable.route, workers * whole, words))
     return tuple(tuple(of_host) for of_host in holdings_by_host)
 

@@ -96,9 +96,8 @@ class VerifiedSteps:
                 self._before = self._values()
             feeds = {name: np.asarray(value) for name, value in request.feeds.items()}
             of_all = self._members.workers.gather(feeds, root=0) or []
-            self._batches += of_all[
-                :: self._members.size // self._members.replicas
-            ]  # stages of a replica are fed alike
+            if of_all:  # stages of a replica are fed alike
+                self._batches += [of_all[rank] for rank in self._members.grid.find_team(0)]
 
     def after_run(self) -> None:
         """Compares the values, if the run was an update.

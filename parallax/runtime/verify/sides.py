@@ -104,7 +104,6 @@ def run_single(graph: Graph, requested: Settings, lazy_updates: bool = True) -> 
     analysed = analyse(graph, lazy_updates, layouts=None if has_layouts else False)
     rounding = rounding_of(requested.wire_dtype, requested.compute_dtype)
     drawn_ops, plan = read_draws(folder), plan_from_json((folder / PLAN_FILE).read_text())
-    stages = max(1, len(plan.stages))
     is_as_written = not any(node.op in UPDATES_OF_ROWS for node in analysed.captured.view.nodes.values())
     as_written = analysed if is_as_written else analyse(graph, lazy_updates=False, synchronous=False)
     one = OneProcess(
@@ -121,11 +120,11 @@ def run_single(graph: Graph, requested: Settings, lazy_updates: bool = True) -> 
         batch |= concatenate_draws(
             [
                 [
-                    folder / KEPT_FILE.format(rank=rank * stages + stage, step=batches_per_update * number + part)
-                    for stage in range(stages)
+                    folder / KEPT_FILE.format(rank=rank, step=batches_per_update * number + part)
+                    for rank in plan.grid.find_replica(replica)
                 ]
                 for part in range(batches_per_update)
-                for rank in range(size)
+                for replica in range(size)
             ],
             shapes,
         )

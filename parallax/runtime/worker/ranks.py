@@ -20,6 +20,7 @@ from typing import Any
 from parallax.base.errors import LaunchError, SessionError
 from parallax.base.types import Buffer, Comm, ConfigProto
 from parallax.cluster.team_names import GROUP, HOST, REPLICA, STAGE
+from parallax.plans.model_stages import WorkerGrid
 from parallax.runtime.supervisor.control import host_address
 from parallax.runtime.supervisor.preload import authenticate_to, restrict_listening
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
@@ -53,6 +54,7 @@ class ProcessGroup:
         at_end: called on a worker when its script has succeeded, together with the others.
         at_close: called after that, when no session will run any more.
         folders: per-worker folders for files that all workers would write to one folder.
+        grid: the replica and the stage of each worker.
         replica: of a model in stages, the replica of this worker; in an island its place there; else its rank.
         replicas: how many there are.
         stage: the stage of the model that it computes.
@@ -88,17 +90,18 @@ class ProcessGroup:
         self.replica, self.replicas, self.stage = self.rank, self.size, 0
         self.island, self.islands = 0, 1
         self.team, self.peers = workers, None
+        self.grid = WorkerGrid(1, self.size)
         self._reserved_socket = reserved_socket
         self._is_started = False
         self._server: Any = None  # lives as long as the process
 
-    def form_teams(self, stages: int, islands: int = 1) -> None:
-        """Groups consecutive workers into replicas of a model in stages, or into islands.
+    def form_teams(self, grid: WorkerGrid, islands: int = 1) -> None:
+        """Groups the workers into replicas of a model in stages, or consecutive ones into islands.
 
         Every worker must call it, before `start`.
 
         Args:
-            stages: the number of stages; 1 for none.
+            grid: the replica and the stage of each worker.
             islands: the number of islands; 1 for none.
         """
         self.replica, self.replicas, self.stage = self.rank, self.size, 0
@@ -108,9 +111,10 @@ class ProcessGroup:
             self.replicas = self.size // islands
             self.island, self.replica = divmod(self.rank, self.replicas)
             self.team = self.teams.find(GROUP)
-        if stages > 1:
-            self.replica, self.stage = divmod(self.rank, stages)
-            self.replicas = self.size // stages
+        self.grid = grid
+        if grid.stages > 1:
+            self.replica, self.stage = grid.place(self.rank)
+            self.replicas = grid.replicas
             self.team, self.peers = self.teams.find(STAGE), self.teams.find(REPLICA)
 
     @property
@@ -128,7 +132,7 @@ class ProcessGroup:
         """The number of the host of each worker that trains together with this one, by replica."""
         if self.islands > 1:
             return self._hosts_of_islands[self.island]
-        return self.parcel.hosts[self.stage :: self.size // self.replicas]
+        return tuple(self.parcel.hosts[rank] for rank in self.grid.find_team(self.stage))
 
     @property
     def _hosts_of_islands(self) -> list[tuple[int, ...]]:

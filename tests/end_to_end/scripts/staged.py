@@ -1,8 +1,9 @@
 """Trains a model, in stages or not, and leaves losses and variables in a file; worker 0 trains in one process besides.
 
 staged.py MODEL OPTIMIZER STAGES MICRO_BATCHES BATCHES FILE: STAGES 0 for none; BATCHES, of how many workers of a job in
-stages a worker of this one has the batches. With LATE in the environment each worker waits at times before a run; with
-SAVED, a folder, it writes checkpoints there and has a hook.
+stages a worker of this one has the batches. With LATE in the environment each worker waits at times before a run, and
+before layers of `delayed` and their gradients, so that messages between stages are late. With SAVED, a folder, it
+writes checkpoints there and has a hook.
 """
 
 import ctypes
@@ -30,16 +31,38 @@ def dense(values, width, name, is_last=False):
     return made if is_last else tf.nn.relu(made)
 
 
-def mlp(values):
+def delay(values):
+    """The values, after a while with LATE; so are their gradients."""
+    draw = random.Random(os.environ.get("OMPI_COMM_WORLD_RANK"))
+
+    def wait(array):
+        time.sleep(draw.choice((0.0, 0.0, 0.0, 0.001, 0.01)) if "LATE" in os.environ else 0.0)
+        return array
+
+    def late(tensor):
+        waited = tf.numpy_function(wait, [tensor], tf.float32)
+        waited.set_shape(tensor.shape)
+        return waited
+
+    return tf.custom_gradient(lambda tensor: (late(tensor), late))(values)
+
+
+def mlp(values, between=tf.identity):
     """Blocks with a residual each, skips over three of them, and one from the first to the last."""
     values = dense(values, WIDTH, "first")
     before = [values]
     for number in range(6):
         values = values + 0.5 * dense(dense(values, WIDTH, f"in{number}"), WIDTH, f"out{number}", is_last=True)
+        values = between(values)
         before.append(values)
         if number == 3:
             values = values + before[0]
     return values + before[0]
+
+
+def delayed(values):
+    """The same, of which layers and their gradients may be late."""
+    return mlp(values, delay)
 
 
 def dropped(values):
@@ -110,7 +133,7 @@ def branched(values):
     return values
 
 
-MODELS = {one.__name__: one for one in (mlp, dropped, embedded, spread, tied, lstm, branched)}
+MODELS = {one.__name__: one for one in (mlp, delayed, dropped, embedded, spread, tied, lstm, branched)}
 
 
 def build(model, optimizer):

@@ -30,10 +30,9 @@ def write_planned(view: GraphView, rewrites: Rewrites, plan: Plan, seed: int, fo
     Raises:
         ConfigError: when the folder cannot be written.
     """
-    stages = max(1, len(plan.stages))
     for rank in range(plan.num_workers):
-        (replica, stage), size = divmod(rank, stages), plan.num_replicas
-        hosts = plan.layout.host_by_rank[stage::stages]
+        (replica, stage), size = plan.grid.place(rank), plan.num_replicas
+        hosts = tuple(plan.layout.host_by_rank[other] for other in plan.grid.find_team(stage))
         island, replica = divmod(replica, size)
         hosts = hosts[island * size : (island + 1) * size]
         worker = Worker(
