@@ -155,9 +155,10 @@ class StagedGraph:
         return max(0, measured - self.count_activation_bytes())
 
     def count_activation_bytes(self) -> int:
-        """Activations that a worker with the whole model keeps for the backward pass."""
+        """Activations of a worker with the whole model, at their most."""
         found = get_graph_cut(self.captured, self.sources)
-        return sum(found.count_activation_bytes(found.cut_at([]))) * self.examples
+        (live,) = found.count_live_bytes(found.cut_at([]))
+        return live.most * self.examples
 
     def _bytes_note(self, plan: Plan, examples: float, batch: float) -> tuple[str, ...]:
         """The bytes of the busiest host with and without stages, where there are several hosts."""

@@ -80,8 +80,8 @@ class StagePlan:
         cost_share: its share of the operations of the forward pass.
         sent_bytes: bytes sent to other stages.
         sent_to: these bytes by receiving stage.
-        kept_bytes: bytes of the forward pass's tensors that the backward pass takes; a stage keeps them for each run in
-            flight.
+        kept_bytes: bytes of the tensors of a micro-batch, fed and received ones too, that its backward pass takes.
+        most_bytes: of its tensors that are alive at any one time.
         run_s: seconds of the forward and backward pass of a micro-batch; None where they are unknown.
         turns: the predicted passes of a step, ordered by start; empty where times are unknown.
     """
@@ -95,6 +95,7 @@ class StagePlan:
     sent_bytes: Count
     sent_to: tuple[Count, ...] = ()
     kept_bytes: Count = 0
+    most_bytes: Count = 0
     run_s: Amount | None = None
     turns: tuple[StageTurn, ...] = ()
 
@@ -115,6 +116,11 @@ class StageCut:
 def idle_share(stages: int, micro_batches: int) -> float:
     """The idle share of a stage in a step, as the first micro-batch must reach the last stage (the pipeline bubble)."""
     return (stages - 1) / (micro_batches + stages - 1)
+
+
+def count_activation_bytes(stage: StagePlan, runs: int) -> int:
+    """The most bytes of a stage's tensors with so many runs in flight: one computes, and the others are kept."""
+    return stage.kept_bytes * (runs - 1) + stage.most_bytes
 
 
 def runs_in_flight(stage: int, stages: int, micro_batches: int) -> int:

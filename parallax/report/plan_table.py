@@ -9,7 +9,7 @@ from dataclasses import fields
 
 from parallax.graph.spec import OPEN_SHAPE, VariableClass
 from parallax.plans.coordinates import locate
-from parallax.plans.model_stages import idle_share, runs_in_flight
+from parallax.plans.model_stages import StagePlan, idle_share, runs_in_flight
 from parallax.plans.plan import NO_ROUTE, PS, Plan, RouteCost, VariablePlan
 from parallax.plans.prediction import COMPUTE, LINK, SESSION, Flip
 from parallax.report.text import align, bytes_text, hosts_text, list_first, ms_text, pluralize
@@ -18,7 +18,7 @@ _SHOWN_PARTITIONS = 8
 _SHOWN_NAMES = 3
 _IDS_WORDS = "IDS: how many ids of the table one worker looks up in a batch, at most"
 _COLUMNS = ("variable", "class", "shape", "touched", "route", "rows held by", "sent/step", "reason")
-_STAGE_COLUMNS = ("stage", "from", "variables", "parameters", "holds", "of the operations", "keeps", "sends")
+_STAGE_COLUMNS = ("stage", "from", "variables", "parameters", "holds", "of the operations", "activations", "sends")
 _TIMED_COLUMNS = (*_COLUMNS[:-1], "ms/step", "next best", "another route", "reason")
 
 
@@ -94,7 +94,7 @@ def _stage_texts(plan: Plan) -> list[str]:
         holds, sends = bytes_text(stage.held_bytes), bytes_text(stage.sent_bytes)
         numbers = f"{len(stage.variables)}", f"{stage.parameters}", holds, f"{100 * stage.cost_share:.0f} %"
         runs = runs_in_flight(number, len(plan.stages), plan.accumulate_steps)
-        row = (f"{number}", begins, *numbers, f"{runs} x {bytes_text(stage.kept_bytes)}", sends)
+        row = (f"{number}", begins, *numbers, activation_text(stage, runs), sends)
         run_ms = ms_text(stage.run_s).removesuffix(" ms")
         rows.append(row if stage.run_s is None else (*row, run_ms, f"{_idle(plan, number):.0f} %"))
     columns = _STAGE_COLUMNS if len(rows[0]) == len(_STAGE_COLUMNS) else (*_STAGE_COLUMNS, "ms", "idle")
@@ -107,6 +107,12 @@ def _stage_texts(plan: Plan) -> list[str]:
         f"{members}; consecutive workers {formed}. With {batches} per update, each stage is idle {idle:.0f} % of "
         "the time. Bytes are per example if the batch is open, else per micro-batch.",
     ]
+
+
+def activation_text(stage: StagePlan, runs: int) -> str:
+    """The activations of a stage with so many runs in flight: of those that wait for their gradients, and of one."""
+    waiting = f"{runs - 1} x {bytes_text(stage.kept_bytes)} + " if runs > 1 else ""
+    return waiting + bytes_text(stage.most_bytes)
 
 
 def _idle(plan: Plan, number: int) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from parallax.analysis.cut.forward_pass import VARIABLES, ForwardPass, find_forward_pass, find_main_part
+from parallax.analysis.cut.live_bytes import LiveBytes, count_live_bytes
 from parallax.analysis.cut.min_max import cut_evenly
 from parallax.analysis.cut.op_costs import BYTES_PER_S, OPS_PER_S, estimate_cost
 from parallax.analysis.reading.capture import CapturedGraph
@@ -229,21 +230,25 @@ class GraphCut:
                 found[places[handle]] += elements_of(shape) * bytes_of_type(attributes["dtype"].type)
         return found
 
-    def count_activation_bytes(self, cut: StageCut) -> list[int]:
-        """Bytes of the forward pass's results that autodiff's nodes of each stage take."""
-        view, found = self.view, [0] * cut.count
+    def count_live_bytes(self, cut: StageCut) -> list[LiveBytes]:
+        """Bytes of each stage's tensors of one micro-batch that are alive at once."""
         derived = frozenset[str]().union(*(record.ops for record in self.captured.records))
-        for node in self.forward.number_members():
-            for tensor in view.outputs(node):
-                takers = {edge.node for edge in view.consumers(tensor)} & derived & cut.places.keys()
-                for stage in {cut.places[taker] for taker in takers}:
-                    found[stage] += size_bytes(view, tensor)
-        return found
+        members = self.forward.number_members()
+        passes: list[tuple[list[str], list[str]]] = [([], []) for _ in range(cut.count)]
+        needed = self._find_needed()
+        for node in self.view.topological_order():
+            if node in needed and node in cut.places and (node in members or node in derived):
+                passes[cut.places[node]][node in derived].append(node)
+        return [count_live_bytes(self.view, *of_stage) for of_stage in passes]
+
+    def _find_needed(self) -> set[str]:
+        """The nodes on which gradients depend."""
+        return self.view.ancestors({_node(tensor) for source in self.sources for tensor in source.tensors})
 
     def list_messages(self, cut: StageCut) -> tuple[StageMessage, ...]:
         """The messages between stages for each micro-batch, as far as the user's graph determines them."""
         view = self.view
-        needed = view.ancestors({_node(tensor) for source in self.sources for tensor in source.tensors})
+        needed = self._find_needed()
         graph = graph_to_cut(view, self.everywhere, [node for node in view.topological_order() if node in needed])
         return find_messages(graph, complete_places(graph, cut.places))
 

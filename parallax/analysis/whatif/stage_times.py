@@ -23,7 +23,7 @@ from parallax.base.errors import NotEnoughMemory, PlanError
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import ClusterProfile
 from parallax.graph.spec import GraphSpec
-from parallax.plans.model_stages import StagePlan, StageTurn, runs_in_flight
+from parallax.plans.model_stages import StagePlan, StageTurn, count_activation_bytes, runs_in_flight
 from parallax.plans.plan import ALLREDUCE, Layout, Plan, PlanConstraints
 from parallax.plans.prediction import HostLoad, Phase, Prediction, ProcessMemory
 from parallax.report.text import bytes_text
@@ -185,7 +185,8 @@ def stage_memory(
             values += held.copies + held.spread / replicas
             buffers += held.copied_buffers + held.spread_buffers / replicas
             others -= variable.value_bytes * (2 if plan.accumulate_steps > 1 else 1) + variable.slots_bytes
-        kept = stage.kept_bytes * examples * runs_in_flight(number, count, plan.accumulate_steps)
+        runs = runs_in_flight(number, count, plan.accumulate_steps)
+        kept = examples * count_activation_bytes(stage, runs)
         found.append((round(values + max(0.0, others)), round(buffers), base_bytes + round(kept)))
     return tuple(
         ProcessMemory("worker", rank, host, *found[plan.grid.place(rank)[1]])

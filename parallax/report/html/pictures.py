@@ -27,7 +27,7 @@ from parallax.report.html.svg import (
     text,
     ticks,
 )
-from parallax.report.plan_table import flip_texts
+from parallax.report.plan_table import activation_text, flip_texts
 from parallax.report.text import bytes_text, ms_text, pluralize
 
 WIDTH = 1100.0
@@ -272,7 +272,7 @@ def stages_svg(plan: Plan) -> Markup:
     for number, stage in enumerate(plan.stages):
         y, runs = 26 + row * number, runs_in_flight(number, len(plan.stages), plan.accumulate_steps)
         words = f"{pluralize(len(stage.variables), 'variable')}, {100 * stage.cost_share:.0f} % of the operations"
-        held = f"holds {bytes_text(stage.held_bytes)}, keeps {runs} x {bytes_text(stage.kept_bytes)}"
+        held = f"holds {bytes_text(stage.held_bytes)}, and activations of {activation_text(stage, runs)}"
         parts.append(text(4, y + 13, f"stage {number}: {words}"))
         parts.append(text(4, y + 28, f"{held}, sends {bytes_text(stage.sent_bytes)}", fill=FAINT, size=11))
         for turn in stage.turns:

@@ -38,6 +38,7 @@ from parallax.transform.passes.cut_stages import RECEIVE, SEND
 from parallax.transform.passes.turns import GATE, RUN_NUMBER, SCOPE, find_ungated, passes_on
 
 MOST_ON_THEIR_WAY = 2
+_ALIGNMENT, _LEAST_ALIGNED = 64, 1 << 12
 _numbers = itertools.count(1)
 """Counter of runs, in all sessions of this process."""
 
@@ -59,6 +60,7 @@ class OverlappingRun:
         keys: the stateful resources that these runs touch.
         call: executes one; its arguments are the fed values, then its number.
         collect: returns the values that a run has delivered, by its number.
+        feeds: which of the fed values it takes: a stage of a model may need none of them.
         fetched: how many tensors are fetched; for none, the number of the run is delivered.
         targets: the ops that are run.
     """
@@ -66,6 +68,7 @@ class OverlappingRun:
     keys: ctypes.Array[ctypes.c_char_p]
     call: Callable[..., Sequence[Value]]
     collect: Callable[..., Sequence[Value]]
+    feeds: tuple[int, ...]
     fetched: int
     targets: tuple[str, ...]
 
@@ -141,12 +144,14 @@ class Overlapping:
         }
         first = sorted({n for nodes in touching.values() for n in nodes} & _before_meetings(view, runs))
         ended, collected = self._add(leaving, tensors, first)
-        options = config_pb2.CallableOptions(feed=[*fed, RUN_NUMBER])
+        taken = {tensor for node in runs for tensor in view.inputs(node)} | set(tensors)
+        feeds = tuple(place for place, name in enumerate(fed) if name in taken)
+        options = config_pb2.CallableOptions(feed=[*(fed[place] for place in feeds), RUN_NUMBER])
         options.target.extend([*(name for name in fetched if ":" not in name), *ended])
         collect = self._make(config_pb2.CallableOptions(feed=[RUN_NUMBER], fetch=collected))
         keys = [key.encode() for key in touching]
         keys_of_run = (ctypes.c_char_p * len(keys))(*keys)
-        return OverlappingRun(keys_of_run, self._make(options), collect, len(tensors), tuple(fetched))
+        return OverlappingRun(keys_of_run, self._make(options), collect, feeds, len(tensors), tuple(fetched))
 
     def _add(
         self, leaving: dict[str, list[str]], tensors: Sequence[str], first: Sequence[str]
@@ -173,7 +178,7 @@ class Overlapping:
         Raises:
             Exception: the error of this run, or of an earlier one.
         """
-        copied = [np.array(value) for value in values]
+        copied = [_copy(values[place]) for place in ready.feeds]
         flight = _Flight()
         with self._lock:
             self._threads.add(threading.get_ident())
@@ -254,6 +259,18 @@ class Overlapping:
         if not self._has_logged:
             log.info(text)
         self._has_logged = True
+
+
+def _copy(value: Value) -> Value:
+    """A copy of an array which TensorFlow takes as it is: it would copy what does not begin at 64 bytes once more."""
+    array = np.asarray(value)
+    if array.nbytes < _LEAST_ALIGNED or array.dtype.hasobject:
+        return np.array(value)
+    memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    copied = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copied[...] = array
+    return copied
 
 
 def _ignore_error(error: BaseException) -> None:
