@@ -157,8 +157,8 @@ class StagedGraph:
     def count_activation_bytes(self) -> int:
         """Activations of a worker with the whole model, at their most."""
         found = get_graph_cut(self.captured, self.sources)
-        (live,) = found.count_live_bytes(found.cut_at([]))
-        return live.most * self.examples
+        (whole,) = found.measure_activations(found.cut_at([]))
+        return whole.most * self.examples
 
     def _bytes_note(self, plan: Plan, examples: float, batch: float) -> tuple[str, ...]:
         """The bytes of the busiest host with and without stages, where there are several hosts."""

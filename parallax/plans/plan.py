@@ -287,7 +287,7 @@ class Plan:
     def to_json(self) -> str:
         """The plan as indented JSON, keys in a fixed order."""
         fields = asdict(self)
-        for name in ("stages", "sums", "staleness", "islands"):  # only where there are any
+        for name in ("stages", "sums", "staleness", "islands", "is_by_stage"):  # only where there are any
             if not fields[name]:
                 del fields[name]
         return json.dumps(fields, indent=1) + "\n"

@@ -19,16 +19,10 @@ def estimate_cost(view: GraphView, node: str) -> float:
     op = view.op(node)
     if op in _PRODUCTS:
         return 2.0 * made * _length_of_sum(view, node)
-    if is_product(view, node) and "Backprop" not in op:
+    if op.startswith(("Conv2D", "Conv3D", "DepthwiseConv2d")) and "Backprop" not in op:
         kernel = view.shape(view.inputs(node)[1]) or ()
         return 2.0 * made * elements_of(kernel[:-2] if op.startswith("Depthwise") else kernel[:-1])
     return float(made)
-
-
-def is_product(view: GraphView, node: str) -> bool:
-    """Whether a node is a matrix product or a convolution, or a gradient of one."""
-    op = view.op(node)
-    return op in _PRODUCTS or op.startswith(("Conv2D", "Conv3D", "DepthwiseConv2d"))
 
 
 def _length_of_sum(view: GraphView, node: str) -> int:

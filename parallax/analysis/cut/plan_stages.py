@@ -162,7 +162,7 @@ def _stages_of(
     messages = [one for one in found.list_messages(cut) if one.tensor]
     trained = [v for v in spec.variables if v.gradients]
     forward, variable_bytes = found.forward.number_members(), found.count_variable_bytes(cut)
-    live = found.count_live_bytes(cut)
+    activations = found.measure_activations(cut)
     stages = []
     for stage in range(cut.count):
         stage_variables = [v for v in trained if _stage_of(v, cut.places) == stage]
@@ -182,8 +182,8 @@ def _stages_of(
                 cost_share=cost_s / (sum(costs) or 1.0),
                 sent_bytes=sum(sent),
                 sent_to=tuple(sent),
-                kept_bytes=live[stage].kept,
-                most_bytes=live[stage].most,
+                kept_bytes=activations[stage].kept,
+                most_bytes=activations[stage].most,
                 run_s=None if rates.run_s is None else cost_s,
             )
         )

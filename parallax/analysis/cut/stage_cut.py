@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from parallax.analysis.cut.forward_pass import VARIABLES, ForwardPass, find_forward_pass, find_main_part
-from parallax.analysis.cut.live_bytes import LiveBytes, count_live_bytes
 from parallax.analysis.cut.min_max import cut_evenly
 from parallax.analysis.cut.op_costs import BYTES_PER_S, OPS_PER_S, estimate_cost
+from parallax.analysis.cut.stage_activations import Activations, measure_activations
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.base.errors import PlanError
 from parallax.graph.cut.everywhere import find_everywhere
@@ -230,16 +230,15 @@ class GraphCut:
                 found[places[handle]] += elements_of(shape) * bytes_of_type(attributes["dtype"].type)
         return found
 
-    def count_live_bytes(self, cut: StageCut) -> list[LiveBytes]:
-        """Bytes of each stage's tensors of one micro-batch that are alive at once."""
+    def measure_activations(self, cut: StageCut) -> list[Activations]:
+        """The activations of each stage for one micro-batch."""
         derived = frozenset[str]().union(*(record.ops for record in self.captured.records))
-        members = self.forward.number_members()
-        passes: list[tuple[list[str], list[str]]] = [([], []) for _ in range(cut.count)]
-        needed = self._find_needed()
+        members, needed = self.forward.number_members().keys(), self._find_needed()
+        nodes: list[list[str]] = [[] for _ in range(cut.count)]
         for node in self.view.topological_order():
             if node in needed and node in cut.places and (node in members or node in derived):
-                passes[cut.places[node]][node in derived].append(node)
-        return [count_live_bytes(self.view, *of_stage) for of_stage in passes]
+                nodes[cut.places[node]].append(node)
+        return [measure_activations(self.view, one, members & set(one)) for one in nodes]
 
     def _find_needed(self) -> set[str]:
         """The nodes on which gradients depend."""

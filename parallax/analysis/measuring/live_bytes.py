@@ -9,10 +9,8 @@ backward pass, are not counted.
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -29,18 +27,11 @@ from parallax.analysis.propagation.states import (
 )
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.capture import variable_of_tensor
-from parallax.graph.ops import ELEMENTWISE
+from parallax.graph.step_memory import SAME_BUFFER, BufferSizes, StepMemory
 from parallax.graph.view import EXAMPLES, split_tensor
 from parallax.plans.memory import BATCH, FIXED, GRADIENTS, LiveBytes
 
 _SOURCES = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "IteratorGetNext", "IteratorGetNextSync")
-_SAME_BUFFER = frozenset(
-    """
-    Identity RefIdentity Reshape Squeeze ExpandDims StopGradient PreventGradient Snapshot Switch RefSwitch Merge
-    RefMerge Enter RefEnter Exit RefExit NextIteration RefNextIteration EnsureShape Bitcast
-    """.split()
-)
-"""The result is the first input's memory under another shape or name."""
 _BY_ROW = ("ResourceScatter", "ResourceGather", "ResourceSparseApply")
 _WHOLE = ("AssignVariableOp", "AssignSubVariableOp", "AssignAddVariableOp")
 _LOOPS = ("While", "StatelessWhile", "LoopCond")
@@ -64,7 +55,7 @@ def live_bytes(
     """
     sizes = _Sizes(walk, gradient_bytes, touched, examples)
     order = [node for node in walk.view.topological_order() if node in walk.facts.training]
-    step = _Step(sizes, order)
+    step = StepMemory(walk.view, sizes, order)
     step.run(threads)
     kinds = sorted({kind for seen in step.seen for kind in seen} - {FIXED, BATCH, GRADIENTS})
     series = {k: np.array([seen.get(k, 0.0) for seen in step.seen]) for k in (FIXED, BATCH, GRADIENTS, *kinds)}
@@ -80,110 +71,18 @@ def live_bytes(
     )
 
 
-class _Step:
-    """A simulation of a step in the executor: an op begins when its inputs are ready and a thread is free, FIFO.
-
-    The duration of an op is proportional to its bytes. Its results are live from its begin to the end of the last
-    consumer.
-
-    Attributes:
-        seen: bytes by kind, at the begin of each op.
-    """
-
-    def __init__(self, sizes: _Sizes, order: Sequence[str]) -> None:
-        self.seen: list[dict[str, float]] = []
-        self._sizes, self._view, self._order = sizes, sizes.walk.view, order
-        self._held: dict[str, float] = {}
-        here = set(order)
-        self._needs = {node: len({n for n in self._view.predecessors(node) if n in here}) for node in order}
-        self._buffer: dict[str, str] = {}
-        for node in order:
-            inputs = self._view.inputs(node)
-            for tensor in self._view.outputs(node):
-                alias = inputs and self._view.op(node) in _SAME_BUFFER
-                self._buffer[tensor] = self._buffer.get(inputs[0], inputs[0]) if alias else tensor
-        sizes.gradients_are_in(self._buffer)
-        self._takers: dict[str, int] = {}
-        for node in order:
-            for buffer in self._find_buffers(node):
-                self._takers[buffer] = self._takers.get(buffer, 0) + 1
-
-    def run(self, threads: int) -> None:
-        """Runs all ops."""
-        ready = deque(node for node in self._order if not self._needs[node])
-        place = {node: number for number, node in enumerate(self._order)}
-        running: list[tuple[float, int, str]] = []
-        now = 0.0
-        while ready or running:
-            while ready and len(running) < max(threads, 1):
-                node = ready.popleft()
-                heapq.heappush(running, (now + self._begin(node), place[node], node))
-                self.seen.append(dict(self._held))
-            now, _, node = heapq.heappop(running)
-            self._end(node)
-            for user in sorted({u for u in self._view.users(node) if u in place}, key=place.__getitem__):
-                self._needs[user] -= 1
-                if not self._needs[user]:
-                    ready.append(user)
-
-    def _find_buffers(self, node: str) -> set[str]:
-        """The buffers that an op reads or creates; those it creates live at least until it has ended."""
-        tensors = (*self._view.inputs(node), *self._view.outputs(node))
-        return {self._buffer.get(tensor, tensor) for tensor in tensors}
-
-    def _begin(self, node: str) -> float:
-        """Allocates an op's results; returns its duration."""
-        bytes_moved = 1.0
-        for tensor in self._view.outputs(node):
-            if self._buffer[tensor] == tensor:
-                kind, size = self._sizes.of(tensor)
-                bytes_moved += size
-                if not self._takes_over(tensor):
-                    self._hold(kind, size)
-        for kind, size in self._sizes.copies(node):
-            bytes_moved += size
-            self._hold(kind, size)
-        return bytes_moved
-
-    def _end(self, node: str) -> None:
-        for kind, size in self._sizes.copies(node):
-            self._hold(kind, -size)
-        for buffer in self._find_buffers(node):
-            self._takers[buffer] -= 1
-            if not self._takers[buffer] and buffer in self._buffer and not self._sizes.is_taken_over(buffer):
-                kind, size = self._sizes.of(buffer)
-                self._hold(kind, -size)
-
-    def _hold(self, kind: str, size: float) -> None:
-        self._held[kind] = self._held.get(kind, 0.0) + size
-
-    def _takes_over(self, tensor: str) -> bool:
-        """Whether an elementwise op writes its result over an input without other remaining consumers."""
-        node, number = split_tensor(tensor)
-        if self._view.op(node) not in ELEMENTWISE or number:
-            return False
-        buffer_and_size = self._sizes.of(tensor)
-        for tensor_read in self._view.inputs(node):
-            buffer = self._buffer.get(tensor_read, "")
-            is_free = buffer and self._takers[buffer] == 1 and not self._sizes.is_taken_over(buffer)
-            if is_free and buffer_and_size[1] and self._sizes.of(buffer) == buffer_and_size:
-                self._sizes.pass_on(buffer)
-                return True
-        return False
-
-
-class _Sizes:
-    """The kind and bytes of each tensor's buffer."""
+class _Sizes(BufferSizes):
+    """The sizes of a training step's buffers, by shapes and states."""
 
     def __init__(
         self, walk: Walk, gradient_bytes: Mapping[str, float], touched: Mapping[str, float], examples: int
     ) -> None:
+        super().__init__()
         self.walk = walk
         self.notes: list[str] = []
         self._gradient_bytes, self._touched = gradient_bytes, touched
         self._found: dict[str, tuple[str, float]] = {}
         self._elements: dict[str, float] = {}
-        self._passed: set[str] = set()
         self._of_source = {t: s.part for t, found in walk.facts.dense_sources.items() for s in found}
         self._weights = {v.part.shape for op, v in walk.facts.captured.variables.items() if op in walk.facts.shared}
         view = walk.view
@@ -202,14 +101,6 @@ class _Sizes:
     def gradients_are_in(self, buffer_of: Mapping[str, str]) -> None:
         """Records the buffers of gradients, where autodiff delivers them under another name."""
         self._of_source.update({buffer_of[t]: part for t, part in list(self._of_source.items()) if t in buffer_of})
-
-    def pass_on(self, buffer: str) -> None:
-        """Marks a buffer's memory as passed on to another buffer."""
-        self._passed.add(buffer)
-
-    def is_taken_over(self, buffer: str) -> bool:
-        """Whether a buffer's memory has been passed on to another one."""
-        return buffer in self._passed
 
     def largest(self) -> tuple[str, float]:
         """The largest tensor of the batch."""
@@ -272,7 +163,7 @@ class _Sizes:
         if view.op(node) in _SOURCES:
             return float(self.examples or 1)
         inputs = view.inputs(node)
-        if view.op(node) in _SAME_BUFFER and inputs:
+        if view.op(node) in SAME_BUFFER and inputs:
             return self.elements(inputs[0]) / max(known, 1)
         leads = [self._lead(t) for t in inputs if not isinstance(self.walk.states.get(t, LOCAL), Handle | Extent)]
         return max(leads, default=1.0)

@@ -11,14 +11,14 @@ WIDTH = 10
 TENSOR = 4 * WIDTH  # bytes of an example's activation
 
 
-def live(build, ends=()):
+def measure(build, ends=()):
     graph = tf.Graph()
     with graph.as_default(), tf.variable_scope("", use_resource=True):
         values = tf.placeholder(tf.float32, [None, WIDTH], name="values")
         tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(build(values)))
     analysed = analyse(graph)
     found = get_graph_cut(analysed.captured, analysed.sources)
-    return [(one.kept, one.most) for one in found.count_live_bytes(found.cut_at([(end,) for end in ends]))]
+    return [(one.kept, one.most) for one in found.measure_activations(found.cut_at([(end,) for end in ends]))]
 
 
 def kernel(name):
@@ -27,7 +27,7 @@ def kernel(name):
 
 def test_products_keep_their_inputs_and_a_gradient_needs_a_tensor_more():
     # values and both outputs of relu are kept; the mean's gradient is broadcast, and relu's is written into it
-    layers = live(lambda values: tf.nn.relu(tf.nn.relu(values @ kernel("a")) @ kernel("b"), name="end"))
+    layers = measure(lambda values: tf.nn.relu(tf.nn.relu(values @ kernel("a")) @ kernel("b"), name="end"))
     assert layers == [(3 * TENSOR, 4 * TENSOR)]
 
 
@@ -36,7 +36,7 @@ def test_what_shares_memory_is_counted_once():
         values = tf.identity(tf.reshape(values, [-1, WIDTH])) @ kernel("a")
         return tf.square(tf.expand_dims(tf.identity(values), 1))
 
-    assert live(build) == [(2 * TENSOR, 3 * TENSOR)]  # the input and the product, and what comes of it
+    assert measure(build) == [(2 * TENSOR, 3 * TENSOR)]  # the input and the product, and what comes of it
 
 
 def test_a_tensor_that_only_the_forward_pass_takes_ends_with_it():
@@ -44,7 +44,7 @@ def test_a_tensor_that_only_the_forward_pass_takes_ends_with_it():
         return tf.reduce_sum(values @ kernel("a") + 1.0, axis=1)
 
     # the input of the product; there is only a shape of all else. Then its gradient too, and that of its input
-    assert live(build) == [(TENSOR, 3 * TENSOR)]
+    assert measure(build) == [(TENSOR, 3 * TENSOR)]
 
 
 def test_a_stage_keeps_what_it_receives():
@@ -52,7 +52,7 @@ def test_a_stage_keeps_what_it_receives():
         values = tf.nn.relu(values @ kernel("a"), name="first")
         return tf.nn.relu(values @ kernel("b"))
 
-    first, second = live(build, ["first"])
+    first, second = measure(build, ["first"])
     assert first[0] == 2 * TENSOR and second[0] == 2 * TENSOR  # `first` is on both
 
 
