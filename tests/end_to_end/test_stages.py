@@ -68,7 +68,7 @@ def test_skips_over_cuts_and_clipping(train, stages, replicas, micro_batches, op
 
 
 @pytest.mark.rotates
-@pytest.mark.parametrize("model", ["lstm", "dropped", "embedded", "spread", "tied", "branched"])
+@pytest.mark.parametrize("model", ["lstm", "dropped", "embedded", "spread", "tied", "branched", "penalized"])
 def test_models(train, model):
     staged, _ = train(2, model, "adagrad", 2, 4, 1)
     single, _ = train(1, model, "adagrad", 0, 4, 1)

@@ -1,13 +1,16 @@
 """The forward pass of a graph as a sequence that can be cut anywhere; a loop, or any other block, is one member.
 
-Blocks that depend on each other are merged.
+Blocks that depend on each other are merged. A member follows its inputs as soon as possible, the shorter branch first.
+So what leads to a second loss, such as the statistics of a layer, is at the layer; and what is computed of variables
+alone, such as a penalty on weights, is at the first layer that takes them (order_members.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from parallax.analysis.cut.order_members import find_readers, order_members
 from parallax.graph.control_flow import branches_of
 from parallax.graph.cut.blocks import blocks_of
 from parallax.graph.view import GraphView, split_tensor
@@ -22,10 +25,12 @@ class ForwardPass:
     Attributes:
         members: each a node, or the nodes of a block, in topological order.
         inputs: member's number -> the numbers of its inputs.
+        readers: number of a member that is computed of variables alone -> the members that read these beside a batch.
     """
 
     members: tuple[tuple[str, ...], ...]
     inputs: tuple[frozenset[int], ...]
+    readers: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def number_members(self) -> dict[str, int]:
         """Node -> its member's number."""
@@ -75,19 +80,41 @@ def find_forward_pass(
     position = {node: number for number, node in enumerate(nodes)}
     order = list(_components(takes))
     node_groups = [[node for name in component for node in members[name]] for component in order]
+    members_in_order = [tuple(sorted(those, key=position.__getitem__)) for those in node_groups]
     number_by_node = {node: number for number, those in enumerate(node_groups) for node in those}
+    inputs = [
+        frozenset(
+            number_by_node[before] for node in those for before in view.predecessors(node) if before in number_by_node
+        )
+        - {number}
+        for number, those in enumerate(node_groups)
+    ]
+    of_batch = view.descendants(
+        node for node in view.nodes if not view.inputs(node) and view.op(node) not in (*VARIABLES, "Const")
+    )
+    has_batch = [not of_batch.isdisjoint(those) for those in node_groups]
+    readers = find_readers([_list_variables(view, those) for those in node_groups], inputs, has_batch)
+    return _select(ForwardPass(tuple(members_in_order), tuple(inputs), readers), order_members(inputs, readers))
+
+
+def _list_variables(view: GraphView, nodes: Collection[str]) -> frozenset[str]:
+    """The variables that some nodes read."""
+    sources = {split_tensor(tensor)[0] for node in nodes for tensor in view.inputs(node)}
+    read = {split_tensor(view.inputs(node)[0])[0] for node in sources if _is_read(view, node)}
+    return frozenset(node for node in sources | read if view.op(node) in VARIABLES)
+
+
+def _select(forward: ForwardPass, numbers: Sequence[int]) -> ForwardPass:
+    """Some members of a forward pass, in an order in which they can run."""
+    place = {number: at for at, number in enumerate(numbers)}
+
+    def renumber(old: Collection[int]) -> frozenset[int]:
+        return frozenset(place[number] for number in old if number in place)
+
     return ForwardPass(
-        tuple(tuple(sorted(those, key=position.__getitem__)) for those in node_groups),
-        tuple(
-            frozenset(
-                number_by_node[before]
-                for node in those
-                for before in view.predecessors(node)
-                if before in number_by_node
-            )
-            - {number}
-            for number, those in enumerate(node_groups)
-        ),
+        tuple(forward.members[number] for number in numbers),
+        tuple(renumber(forward.inputs[number]) for number in numbers),
+        {place[number]: renumber(readers) for number, readers in forward.readers.items() if number in place},
     )
 
 
@@ -116,12 +143,7 @@ def find_main_part(forward: ForwardPass, losses: Collection[str], costs: Sequenc
         else:
             others |= candidate
     remaining = [number for number in range(len(forward.members)) if number in main or number not in others]
-    place = {number: at for at, number in enumerate(remaining)}
-    takes = [
-        frozenset(place[input_number] for input_number in forward.inputs[number] if input_number in place)
-        for number in remaining
-    ]
-    return ForwardPass(tuple(forward.members[number] for number in remaining), tuple(takes))
+    return _select(forward, remaining)
 
 
 def _is_read(view: GraphView, node: str) -> bool:

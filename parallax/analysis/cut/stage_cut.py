@@ -191,6 +191,10 @@ class GraphCut:
             stage_of.update(dict.fromkeys(here, stage))
             done |= here
         last = len(ends)
+        for number, readers in self.forward.readers.items():  # a penalty on weights is where the weights are
+            stages = {stage_of.get(reader, last) for reader in readers}
+            if number not in done and len(stages) == 1:
+                stage_of[number] = stages.pop()
         places = {node: stage_of.get(number, last) for node, number in number_by_node.items()}
         places.update(self._places_of_variables(places))
         if self.others:

@@ -131,3 +131,36 @@ def test_consecutive_workers_are_a_replica():
     assert layout_of_replicas(Layout((4, 4)), 4) == Layout((1, 1))
     assert layout_of_replicas(Layout((3, 3)), 2) == Layout((2, 1))
     assert layout_of_replicas(Layout((2, 2, 2), (0,)), 1) == Layout((2, 2, 2), (0,))
+
+
+@pytest.mark.parametrize("is_resource", [True, False])
+@pytest.mark.parametrize("ends", [None, ["layer1"]], ids=["best", "named"])
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+def test_penalties_and_statistics_are_at_their_layers(is_before, ends, is_resource):
+    """No weights cross a cut, and no activations but those between layers."""
+    graph = tf.Graph()
+    with graph.as_default(), tf.variable_scope("", use_resource=is_resource):
+        values = tf.placeholder(tf.float32, [None, 64], name="values")
+        kernels = [tf.get_variable(f"kernel{layer}", [64, 64]) for layer in range(4)]
+
+        def penalties():
+            return [tf.nn.l2_loss(kernels[0]), *(tf.reduce_sum(tf.square(one)) for one in kernels[1:])]
+
+        found, averages = penalties() if is_before else [], []
+        for layer, kernel in enumerate(kernels):
+            values = tf.nn.relu(values @ kernel, name=f"layer{layer}")
+            average = tf.get_variable(f"average{layer}", [64], trainable=False)
+            averages.append((average, tf.nn.l2_loss(average - tf.stop_gradient(tf.reduce_mean(values, 0)))))
+        loss = tf.reduce_mean(tf.square(values)) + 0.1 * tf.add_n(found or penalties())
+        tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        distance = tf.add_n([one for _, one in averages])
+        tf.train.GradientDescentOptimizer(0.1).minimize(distance, var_list=[one for one, _ in averages])
+    analysed = analyse(graph)
+    plan = planned(analysed, 2, stages=ends or 2)
+    cut = get_graph_cut(analysed.captured, analysed.sources)
+    messages = cut.list_messages(cut.cut_at([stage.ends for stage in plan.stages[:-1]]))
+    shapes = {one.tensor: analysed.captured.view.shape(one.tensor) for one in messages if one.tensor}
+    assert not any(shape == (64, 64) for shape in shapes.values()), shapes
+    if ends is None:
+        assert sorted(shapes.values(), key=len)[-2:] == [(None, 64)] * 2, shapes
+        assert all(shape == () for shape in sorted(shapes.values(), key=len)[:-2]), shapes

@@ -87,6 +87,14 @@ def spread(values):
     return embedded(values)
 
 
+def penalized(values):
+    """Penalties on all weights, made after the layers, and on what each layer gives."""
+    for number in range(4):
+        values = values + dense(values, WIDTH, f"layer{number}")
+        tf.add_to_collection("penalties", 0.01 * tf.reduce_mean(tf.square(values)))
+    return values
+
+
 def tied(values):
     """One kernel in the first layer and in the last."""
     kernel = tf.get_variable("kernel", [WIDTH, WIDTH])
@@ -133,7 +141,7 @@ def branched(values):
     return values
 
 
-MODELS = {one.__name__: one for one in (mlp, delayed, dropped, embedded, spread, tied, lstm, branched)}
+MODELS = {one.__name__: one for one in (mlp, delayed, dropped, penalized, embedded, spread, tied, lstm, branched)}
 
 
 def build(model, optimizer):
@@ -144,6 +152,10 @@ def build(model, optimizer):
         labels = tf.placeholder(tf.int32, [None], name="labels")
         logits = dense(MODELS[model](values), CLASSES, "logits", is_last=True)
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits), name="loss")
+        if model == "penalized":
+            weights = [tf.reduce_sum(tf.square(variable)) for variable in tf.trainable_variables()]
+            loss = tf.add(loss, tf.add_n([*tf.get_collection("penalties"), *(0.001 * one for one in weights)]))
+            loss = tf.identity(loss, name="penalized_loss")
         step = tf.train.get_or_create_global_step()
         made = OPTIMIZERS[optimizer](tf.train.exponential_decay(0.05, step, 5, 0.9))
         gradients, variables = zip(*made.compute_gradients(loss), strict=True)
