@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from parallax.analysis.cut.op_costs import BYTES_PER_S
+from parallax.analysis.cut.op_costs import BYTES_PER_S, OPS_PER_S
 from parallax.analysis.cut.plan_stages import get_graph_cut, plan_in_stages
 from parallax.analysis.cut.stage_cut import CutRates
 from parallax.analysis.planner import MEASURE, make_plan
@@ -114,6 +114,12 @@ class StagedGraph:
         plan = replace(plan, notes=(*plan.notes, *self._bytes_note(plan, examples, batch)))
         if plan.prediction.unknown:
             return plan
+        if not derive_step_load(self.measured, self.layout).has_compute:
+            plan = _with_note(
+                plan,
+                f"seconds of ops are assumed, by {OPS_PER_S / 1e9:g} Gflop/s a worker: measure them with `parallax "
+                "profile --compute`, and pass --profile",
+            )
         return predict_stages(plan, spec, constraints, measured, examples)
 
     def at_batch(self, batch: float) -> tuple[GraphSpec, PlanConstraints, PlanInputs]:

@@ -166,6 +166,11 @@ def test_measured_seconds_of_ops_move_the_cut(analysed, plan):
     assert [len(stage.variables) for stage in plan(analysed, run_s=0.5, stages=2).stages] == [4, 4]
 
 
+def test_assumed_seconds_are_named(analysed, plan):
+    assert "by 5 Gflop/s a worker: measure them" in plan_table(plan(analysed, stages=2))
+    assert "Gflop/s" not in plan_table(plan(analysed, stages=2, run_s=0.5))
+
+
 def test_stages_without_times_say_why(plan):
     found = plan(analyse(wide(batch=None, layers=4)), run_s=0.01, stages=4)
     assert found.prediction.step_s is None and "leaves the batch open" in plan_table(found)
