@@ -18,6 +18,7 @@ from tensorflow.python.training.monitored_session import _HookedSession
 
 from parallax.runtime.worker.session import overlapping
 from parallax.runtime.worker.session.direct import DirectRuns
+from parallax.runtime.worker.session.overlapping import Overlapping
 from parallax.transform.passes.turns import add_gates
 
 v1 = tf.compat.v1
@@ -230,6 +231,30 @@ def test_what_is_fed_may_be_written_to_after_the_run(batches: Any) -> None:
     batch[:] = 100.0
     gone_on.set()
     np.testing.assert_array_equal(model.variables()[0], plain.variables()[0])
+
+
+def test_a_run_is_fed_what_it_takes_or_waits_for(batches: Any) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x, after, unused = (v1.placeholder(tf.float32, [2048], name=name) for name in ("x", "after", "unused"))
+        kept = v1.get_variable("kept", initializer=np.float32(0), use_resource=True)
+        with tf.control_dependencies([after]):
+            kept.assign_add(tf.reduce_sum(x + 0.0 * tf.reduce_sum(x)), name="train")
+        tf.identity(unused, name="other")
+        graph_def = graph.as_graph_def()
+    add_gates(graph_def)
+    with tf.Graph().as_default() as own:
+        tf.graph_util.import_graph_def(graph_def, name="")
+    session = v1.Session(graph=own)
+    session.run("kept/Assign")
+    ready = Overlapping(session).ready(["train"], ["x:0", "after:0", "unused:0"])
+    assert ready is not None and ready.feeds == (0, 1)
+    direct = DirectRuns(session, overlaps=True)
+    fed = {name: np.ones(2048, np.float32) for name in ("x:0", "after:0", "unused:0")}
+    done = sum(direct.run(("train",), fed, overlaps=True) is not None for _ in range(4))
+    assert session.run("kept/Read/ReadVariableOp:0") == 2048.0 * done > 0
+    other = next(run for _ in range(2) if (run := direct.run(("other:0",), fed, overlaps=True)))
+    np.testing.assert_array_equal(other[0], fed["unused:0"])
 
 
 def test_a_run_that_fails_afterwards_fails_the_next_one_and_then_it_goes_on(batches: Any) -> None:

@@ -145,7 +145,8 @@ class Overlapping:
         first = sorted({n for nodes in touching.values() for n in nodes} & _before_meetings(view, runs))
         ended, collected = self._add(leaving, tensors, first)
         taken = {tensor for node in runs for tensor in view.inputs(node)} | set(tensors)
-        feeds = tuple(place for place, name in enumerate(fed) if name in taken)
+        awaited = {control for node in runs for control in view.controls(node)}
+        feeds = tuple(place for place, name in enumerate(fed) if name in taken or _node(name) in awaited)
         options = config_pb2.CallableOptions(feed=[*(fed[place] for place in feeds), RUN_NUMBER])
         options.target.extend([*(name for name in fetched if ":" not in name), *ended])
         collect = self._make(config_pb2.CallableOptions(feed=[RUN_NUMBER], fetch=collected))
