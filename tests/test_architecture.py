@@ -49,7 +49,8 @@ INSIDE = {
         ("launcher", "worker"),
         ("checkpoint", "trace"),
         ("guard", "measure", "peers"),
-        ("calibrate", "check", "islands", "replan", "verify"),
+        ("calibrate", "check", "islands", "replan"),
+        ("verify",),
         ("doctor",),
     ),
 }

@@ -186,7 +186,7 @@ def _worker(call: Call) -> tuple[Session, int, int, int] | int:
     )
     session, size, rank = open_session(graph, config, current_process_group().parcel, extras)
     if verifying:
-        run_worker(graph, session, size, rank, requested, saves=current_process_group().stage == 0)
+        run_worker(graph, session, size, rank, requested, current_process_group())
         return 0
     if requested.verify_first is not None:
         from parallax.runtime.verify.first import VerifiedSteps
@@ -277,7 +277,7 @@ def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
     from parallax.runtime.verify.claim_records import check_claims
     from parallax.runtime.verify.command import check_feeds, compare_runs, prepare
     from parallax.runtime.verify.first import check_comparable
-    from parallax.runtime.verify.sides import save_graph
+    from parallax.runtime.verify.sides import ranks_by_island, save_graph
 
     graph, config, requested, verifying = call.graph, call.config, call.requested, call.requested.role == Role.VERIFY
     analysed, cluster, plan = planned
@@ -288,7 +288,7 @@ def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
     if requested.verify_first is not None:
         check_comparable(analysed, plan)
     if verifying:
-        check_feeds(graph, plan.num_replicas, requested)
+        check_feeds(graph, ranks_by_island(plan), requested)
         if requested.claims:
             check_claims(plan, requested.joined_args, requested.replan)
     seed = show_plan(plan, config)

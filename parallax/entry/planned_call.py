@@ -33,12 +33,11 @@ _OPTIONS = {
     "html": "--html",
     "trace": "--trace",
     "measure": "--measure",
-    "verify_first": "--verify-first",
 }
 """Features that not every kind of plan supports: settings, and their options."""
 _UNSUPPORTED = {
     "stages": (("memory", "trace", "measure"), (Role.CHECK,)),
-    "islands": (tuple(_OPTIONS), (Role.VERIFY, Role.PROFILE, Role.CHECK)),
+    "islands": (("memory", "html", "trace", "measure"), (Role.PROFILE, Role.CHECK)),
 }
 """By kind of plan the features and commands that it does not support yet."""
 

@@ -255,7 +255,11 @@ class Config:
     staleness: int | None = setting(None, rule=partial(checks.number_or_none, least=0))
     islands: Islands | None = setting(
         None,
-        Option((RUN, PLAN), "average islands of workers now and then: every=8,pull=0.5 (docs/islands.md)", "SETTINGS"),
+        Option(
+            (RUN, PLAN, VERIFY),
+            "average islands of workers now and then: every=8,pull=0.5 (docs/islands.md)",
+            "SETTINGS",
+        ),
         rule=_islands,
     )
     examples: int | None = setting(

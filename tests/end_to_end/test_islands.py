@@ -101,3 +101,33 @@ def test_islands_with_unequal_numbers_of_updates_end_with_both(start, tmp_path):
 def test_updates_of_several_batches_are_counted_as_one(train):
     done = train(4, "adam", "count=2,every=2", 13, options=("--accumulate-steps", 2), ALONE="1")[2]
     assert "Islands: 3 meetings took" in done.stderr + done.stdout, str(done)
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize(
+    ("workers", "optimizer", "islands", "options"),
+    [
+        (4, "adam", "count=2,every=2", ()),
+        (3, "adagrad", "count=3,every=2,pull=0.4,outer_rate=0.5", ()),
+        (2, "adam", "count=2,every=2,pull=0.3,simultaneous", ()),
+        (4, "sgd", "count=2,every=3", ("--accumulate-steps", 2)),
+    ],
+)
+def test_a_verification_has_a_process_for_each_island(start, tmp_path, workers, optimizer, islands, options):
+    words = ("--workers", workers, "--islands", islands, "--steps", 6, "--feeds", f"{SCRIPT}:feeds", "--fetch", "train")
+    done = start(
+        *("-m", "parallax.entry.cli", "verify", *words, *options),
+        *(SCRIPT, optimizer, islands, 0, tmp_path / "none"),
+    ).finish()
+    assert done.status == 0, str(done)
+    assert "and a process for each are equal after 6 steps" in done.stdout
+
+
+@pytest.mark.rotates
+def test_first_updates_of_islands_are_verified(start, tmp_path):
+    words = (SCRIPT, "adam", "count=2,every=2", 3, tmp_path / "found")
+    job = ("-m", "parallax.entry.cli", "run", "--workers", 4, "--verify-first", 3, *words)
+    done = start(*job, ALONE="1").finish()
+    assert done.status == 0, str(done)
+    for island in (0, 1):
+        assert f"Step 3 of 3 that are verified: 2 workers of island {island} and one process are equal" in done.stdout

@@ -1,18 +1,15 @@
-"""The arithmetic of a meeting: how the centre and an island move, given the sums over all islands."""
+"""The arithmetic of a meeting: what an island brings, and how the centre and the island move by the sum of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from parallax.base.types import Array
 from parallax.plans.island_plan import IslandPlan
-
-Total = Callable[[Array], None]
-"""Replaces an array by its sum over the islands."""
 
 FlatValues = dict[str, Array]
 """Element type -> the values of all variables of that type, one after the other."""
@@ -69,36 +66,45 @@ class Centre:
         self.values = packing.zeros()
         self.momentum = packing.zeros() if terms.outer_momentum > 0 and not terms.simultaneous else {}
 
-    def meet(self, local: FlatValues, total: Total) -> None:
-        """Moves the centre and the island.
+    def bring(self, local: FlatValues) -> FlatValues:
+        """What an island brings to a meeting: of its sum over the islands all take the same step.
+
+        Args:
+            local: the island's values; with `simultaneous` they move here.
+        """
+        found = {}
+        for dtype, centre in self.values.items():
+            if self._terms.simultaneous:
+                found[dtype] = self._terms.pull * (local[dtype] - centre)
+                local[dtype] -= found[dtype]
+            else:
+                found[dtype] = centre - local[dtype]
+        return found
+
+    def take(self, local: FlatValues, totals: FlatValues) -> None:
+        """Moves the centre, and then the island.
 
         Args:
             local: the island's values, which change.
-            total: sums over the islands; called once for each element type, in one order on all.
+            totals: the sums over the islands of what they have brought; they change.
         """
-        for dtype, centre in self.values.items():
-            self._meet(centre, local[dtype], self.momentum.get(dtype), total)
-
-    def _meet(self, centre: Array, local: Array, momentum: Array | None, total: Total) -> None:
         terms = self._terms
-        if terms.simultaneous:
-            step = terms.pull * (local - centre)
-            local -= step
-            total(step)
-            centre += step
-            return
-        away = centre - local
-        total(away)
-        away /= terms.count
-        if momentum is not None:
-            momentum *= terms.outer_momentum
-            momentum += away
-            away += terms.outer_momentum * momentum
-        centre -= terms.outer_rate * away
-        if terms.joins:
-            local[:] = centre
-        else:
-            local -= terms.pull * (local - centre)
+        for dtype, centre in self.values.items():
+            away = totals[dtype]
+            if terms.simultaneous:
+                centre += away
+                continue
+            away /= terms.count
+            if dtype in self.momentum:
+                momentum = self.momentum[dtype]
+                momentum *= terms.outer_momentum
+                momentum += away
+                away += terms.outer_momentum * momentum
+            centre -= terms.outer_rate * away
+            if terms.joins:
+                local[dtype][:] = centre
+            else:
+                local[dtype] -= terms.pull * (local[dtype] - centre)
 
 
 def averaging(terms: IslandPlan) -> IslandPlan:

@@ -18,21 +18,18 @@ import tensorflow as tf
 
 from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.base.errors import GuardError, SessionError
-from parallax.base.types import Array, Comm, Graph, Operation, Session, Tensor
+from parallax.base.types import Array, Comm, Operation, Session, Tensor
 from parallax.cluster.team_names import REPLICA
-from parallax.graph.spec import VariableClass
-from parallax.graph.view import split_tensor
 from parallax.plans.island_plan import IslandPlan
-from parallax.plans.plan import NO_ROUTE, Plan
+from parallax.plans.plan import Plan
 from parallax.report.logger import log
 from parallax.report.text import bytes_text, pluralize
-from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry, stored_variables
 from parallax.runtime.checkpoint.rows.access_to_rows import build_access
 from parallax.runtime.checkpoint.rows.row_ops import RowOps, WholeAccess
 from parallax.runtime.checkpoint.rows.row_places import CentreValue, Places
 from parallax.runtime.checkpoint.rows.stage_rows import RowsOfCentre, RowsOfStage
 from parallax.runtime.checkpoint.rows.variable_rows import ReplicatedRows, ReplicatedValue, ShardedRows
-from parallax.runtime.guard.watched_variables import writers_of
+from parallax.runtime.islands.averaged_variables import AveragedVariables, find_averaged, wire_type
 from parallax.runtime.islands.centre import Centre, FlatValues, Packing, averaging
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.ranks import ProcessGroup
@@ -41,58 +38,6 @@ from parallax.transform.passes.touched_rows import RowMemory
 from parallax.transform.pipeline import WorkerGraph
 
 _PIECE_ELEMENTS = 1 << 26  # MPI counts to 2**31 only
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
-_IN_HALF = ("float16", "bfloat16")
-
-
-@dataclass(frozen=True, slots=True)
-class AveragedVariables:
-    """The variables that islands average, by op.
-
-    Attributes:
-        dense: with a gradient, of which each worker has all.
-        tables: with a gradient, whose rows have owners in each island.
-        state: without a gradient, such as moving averages.
-    """
-
-    dense: tuple[CheckpointEntry, ...]
-    tables: tuple[CheckpointEntry, ...]
-    state: tuple[CheckpointEntry, ...]
-
-
-def _averaged_variables(
-    graph: Graph, analysed: AnalysedGraph, plan: Plan, worker_graph: WorkerGraph
-) -> AveragedVariables:
-    """The variables that islands average; slots, counters and the counts of metrics stay those of each island.
-
-    Args:
-        graph: the user's graph.
-        analysed: its variables and gradients.
-        plan: of the job.
-        worker_graph: of this worker.
-
-    Raises:
-        SessionError: one cannot be read, because the graph does not list it.
-    """
-    stored = {one.op: one for one in stored_variables(graph)}
-    spec, view = analysed.spec, analysed.captured.view
-    from_gradients = view.descendants({split_tensor(tensor)[0] for one in analysed.sources for tensor in one.tensors})
-    found: dict[str, list[CheckpointEntry]] = {"dense": [], "tables": [], "state": []}
-    for variable in spec.variables:
-        is_trained = plan.variable(variable.name).route != NO_ROUTE
-        is_state = variable.cls is VariableClass.UNTRAINED and variable.dtype in _FLOATS
-        for part in variable.parts:
-            if is_trained and (part.op not in stored or stored[part.op].shape is None):
-                raise SessionError(
-                    f"Islands average the variables that tf.compat.v1.global_variables() lists, with known shapes, and "
-                    f"{variable.name!r} is none of these. Add it to that collection, or leave islands out."
-                )
-            if is_trained:
-                found["tables" if part.op in worker_graph.spread else "dense"].append(stored[part.op])
-            elif is_state and part.op in stored and stored[part.op].shape is not None:
-                if from_gradients.isdisjoint(writers_of(view, part.op)):  # else it is an optimizer's
-                    found["state"].append(stored[part.op])
-    return AveragedVariables(*(tuple(some) for some in found.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +90,7 @@ class IslandMeetings:
         self._is_leader = self.members.replica == 0
         self.members.at_end.append(self.finish)
         both = (self.averaged.dense, self.averaged.state)
-        self._packings = [Packing(tuple((one.shape or (), _wire_type(one)) for one in some)) for some in both]
+        self._packings = [Packing(tuple((one.shape or (), wire_type(one)) for one in some)) for some in both]
         terms = (self.terms, averaging(self.terms))
         self._centres = [Centre(*of) if self._is_leader else None for of in zip(terms, self._packings, strict=True)]
 
@@ -217,7 +162,10 @@ class IslandMeetings:
             packed = self._read(session) if self._is_leader else [one.zeros() for one in self._packings]
             for centre, own in zip(self._centres, packed, strict=True):
                 if centre is not None:
-                    centre.meet(own, self._total)
+                    brought = centre.bring(own)
+                    for values in brought.values():
+                        self._total(values)
+                    centre.take(own, brought)
             self._compare()
             self._spread(packed, session)
             for table in self._tables:
@@ -317,7 +265,7 @@ class IslandMeetings:
             numbers = np.flatnonzero(np.unpackbits(bits, count=rows))
         if len(numbers):
             own = ops.pick(session, 0, numbers)
-            total = np.array(own, _wire_type(table.rows.stored))
+            total = np.array(own, wire_type(table.rows.stored))
             self._total(total.reshape(-1))
             total /= self.terms.count
             session.run(ops.update, {ops.local_rows: numbers, ops.new_rows: total.astype(own.dtype, copy=False)})
@@ -368,10 +316,5 @@ def meetings_of(
     """
     if plan.islands is None:
         return None
-    averaged = _averaged_variables(worker.graph, analysed, plan, worker_graph)
+    averaged = find_averaged(worker.graph, analysed, plan, worker_graph.spread)
     return IslandMeetings(plan.islands, members, worker, averaged, checks)
-
-
-def _wire_type(one: CheckpointEntry) -> str:
-    """The element type in which a variable is averaged: MPI has none of half precision."""
-    return "float32" if one.dtype in _IN_HALF else one.dtype

@@ -78,6 +78,8 @@ def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> Non
         reason = f"an update takes {plan.accumulate_steps} batches here. Leave --claims or accumulate_steps out."
     elif plan.stages:
         reason = "a worker holds one stage of the model here. Leave --claims or the stages out."
+    elif plan.islands is not None:
+        reason = "each island has a process of its own here. Leave --claims or the islands out."
     elif joined_args is not None:
         reason = (
             "with --joined-args the one process builds another graph. Leave the batch dimension of the placeholders "

@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,45 +14,57 @@ import numpy as np
 from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.base.types import Graph
 from parallax.graph.spec import VariableClass
-from parallax.plans.plan import Plan
+from parallax.plans.plan import ALLTOALL, Plan
+from parallax.report.text import pluralize
+from parallax.runtime.islands.averaged_variables import find_averaged
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
-from parallax.runtime.supervisor.sealed_files import read_file_value
+from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
 from parallax.runtime.verify.claim_records import PLAN_FILE, save_claims, walk_of
 from parallax.runtime.verify.draws import draws_of, hidden_text, save_draws
+from parallax.runtime.verify.island_processes import MET, UNMET
 from parallax.runtime.verify.sides import (
     AFTER_FILE,
+    AVERAGED_FILE,
     BEFORE_FILE,
     NOISE_FILE,
     STEPS,
     WORKER_FILE,
     feeds_of,
     margin_of,
+    moment_folder,
     tolerance_of,
 )
 from parallax.runtime.verify.single import OneProcess, check_fits, concatenate_batches
-from parallax.runtime.verify.table import status, table_text, verdict_text
+from parallax.runtime.verify.table import join_islands, status, table_text, verdict_text
 from parallax.runtime.verify.trials import Trials
-from parallax.runtime.verify.verdicts import OTHERS, OWN, ArrayPair, judge, measure
+from parallax.runtime.verify.verdicts import OTHERS, OWN, ArrayPair, ArrayVerdict, judge, measure
 from parallax.runtime.worker.session.feeds import named_batch, train_op
 from parallax.settings.environment import Role, Settings, environment_with
 
 
-def check_feeds(graph: Graph, num_replicas: int, requested: Settings) -> None:
+def check_feeds(graph: Graph, parts: Sequence[range], requested: Settings) -> None:
     """Refuses, before anything is started, feeds and a fetch that the graph lacks, or that cannot be concatenated.
+
+    Args:
+        graph: the user's.
+        parts: the ranks of the workers of each island, or of all.
+        requested: feeds and fetch.
 
     Raises:
         ConfigError: says which.
         GraphError: the graph cannot be fed the global batch.
     """
     feeds = feeds_of(graph, train_op(graph, requested.fetch), requested)
-    batch = concatenate_batches([named_batch(graph, feeds(0, rank, num_replicas)) for rank in range(num_replicas)])
-    if requested.joined_args is None:
-        check_fits(graph, batch)
+    size = sum(map(len, parts))
+    for ranks in parts:
+        batch = concatenate_batches([named_batch(graph, feeds(0, rank, size)) for rank in ranks])
+        if requested.joined_args is None:
+            check_fits(graph, batch)
 
 
 def prepare(graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, requested: Settings) -> list[str]:
-    """Saves for both sides the plan, the random draws of steps, and the claims that are checked in each step.
+    """Saves for both sides the plan, what islands average, random draws, and the claims that are checked in each step.
 
     Args:
         graph: the user's.
@@ -69,6 +81,10 @@ def prepare(graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, req
     random_tensors, hidden = draws_of(walk, op)
     save_draws(folder, random_tensors)
     (folder / PLAN_FILE).write_text(plan.to_json())
+    if plan.islands is not None:
+        tables = [one for one in analysed.spec.variables if plan.variable(one.name).route == ALLTOALL]
+        averaged = find_averaged(graph, analysed, plan, {part.op for one in tables for part in one.parts})
+        write_value(folder / AVERAGED_FILE, asdict(averaged))
     if requested.claims:
         feeds, size = feeds_of(graph, fetch, requested), plan.num_replicas
         batch = concatenate_batches([named_batch(graph, feeds(0, rank, size)) for rank in range(size)])
@@ -90,23 +106,39 @@ def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], requ
     Returns:
         0 when all are equal or noise and no claim is false, else 1; or the status of the side that failed.
     """
-    terms = {"accumulate_steps": plan.accumulate_steps, "wire_dtype": plan.wire_dtype}
-    failed = launch(job).status or _start_single(job, folder, replace(requested, workers=plan.num_replicas, **terms))  # type: ignore[arg-type]
+    terms = {"workers": None, "wire_dtype": plan.wire_dtype}
+    failed = launch(job).status or _start_single(job, folder, replace(requested, **terms))  # type: ignore[arg-type]
     if failed:
         return failed
-    noise, kinds = read_file_value(folder / NOISE_FILE, tuple[dict[str, float], dict[str, str]])
-    if plan.accumulate_steps == 1:  # per-batch writes differ from those of the global batch
-        kinds |= {v.name: OTHERS for v in plan.variables if v.cls == VariableClass.UNTRAINED}
-    measured = _measure(folder, plan.num_replicas, noise, kinds)
-    judged = judge(measured, tolerance_of(plan, requested), margin_of(plan, requested))
-    local_names = [name for name in noise if kinds.get(name) == OWN]
-    text = table_text(judged, local_names)
-    text += verdict_text(judged, job.num_workers, requested.steps or STEPS, tolerance_of(plan, requested))
+    steps, tolerance = requested.steps or STEPS, tolerance_of(plan, requested)
+    if plan.islands is None:
+        judged, local_names = _judge(folder, plan, requested)
+        sides = f"{job.num_workers} workers and one process"
+        text = table_text(judged, local_names) + verdict_text(judged, sides, steps, tolerance)
+    else:
+        found = {
+            (moment, island): _judge(moment_folder(folder, moment, island), plan, requested)
+            for moment in (UNMET, MET)
+            for island in range(plan.num_islands)
+        }
+        judged, text = join_islands({key: of_island for key, (of_island, _) in found.items()}, plan.num_replicas)
+        sides = f"{plan.num_islands} islands of {pluralize(plan.num_replicas, 'worker')} and a process for each"
+        text = table_text(judged, found[MET, 0][1]) + text + verdict_text(judged, sides, steps, tolerance)
     text += hidden_text(hidden) if hidden and status(judged) else ""
     trials = Trials.read(folder) if requested.claims else None
     sys.stdout.write(text if trials is None else f"{text}{trials.text()}")
     sys.stdout.flush()
     return 1 if trials is not None and trials.false else status(judged)
+
+
+def _judge(folder: Path, plan: Plan, requested: Settings) -> tuple[list[ArrayVerdict], list[str]]:
+    """The verdicts on what both sides have saved in a folder; and the names of per-worker variables."""
+    noise, kinds = read_file_value(folder / NOISE_FILE, tuple[dict[str, float], dict[str, str]])
+    if plan.accumulate_steps == 1:  # per-batch writes differ from those of the global batch
+        kinds |= {v.name: OTHERS for v in plan.variables if v.cls == VariableClass.UNTRAINED}
+    measured = _measure(folder, plan.num_replicas, noise, kinds)
+    judged = judge(measured, tolerance_of(plan, requested), margin_of(plan, requested))
+    return judged, [name for name in noise if kinds.get(name) == OWN]
 
 
 def _measure(folder: Path, size: int, noise: dict[str, float], kinds: dict[str, str]) -> Iterator[ArrayPair]:

@@ -1,7 +1,8 @@
 """Compares the first steps of a running job with one process: `parallax run --verify-first K`.
 
 All variables are read before and after each of these steps. Worker 0 has the one process take the same step in its own
-session: the user's graph unchanged, from the values read before, on the concatenated batches of all workers. The job
+session: the user's graph unchanged, from the values read before, on the concatenated batches of all workers. In islands
+the first worker of each does so for its own, before a meeting. The job
 itself is not affected: it trains as it would have without. So each step is judged by itself, and anything that a script
 does between steps (a learning rate that it assigns, an evaluation) is not part of it.
 """
@@ -77,6 +78,7 @@ class VerifiedSteps:
         self._before: Values = {}
         self._batches: list[dict[str, Value]] = []  # on worker 0, of all workers, one per batch of the update
         self._fetches: list[str] = []
+        self._compares = members.replica == 0 and members.stage == 0
 
     @property
     def done(self) -> bool:
@@ -95,22 +97,20 @@ class VerifiedSteps:
             ):  # the updating run, with all values that the script has assigned by then
                 self._before = self._values()
             feeds = {name: np.asarray(value) for name, value in request.feeds.items()}
-            of_all = self._members.workers.gather(feeds, root=0) or []
-            if of_all:  # stages of a replica are fed alike
-                self._batches += [of_all[rank] for rank in self._members.grid.find_team(0)]
+            self._batches += self._members.team.gather(feeds, root=0) or []  # stages of a replica are fed alike
 
     def after_run(self) -> None:
         """Compares the values, if the run was an update.
 
         Raises:
-            GraphError: on worker 0, if the workers do not have the values of one process.
+            GraphError: on the worker that compares, if the workers do not have the values of one process.
         """
         if not self._fetches or self._worker.accumulation.pending:
             return
         with self._worker.watch.run(_TOLD, "verify first, after"):
             after = self._values()
             copies = self._copies(after)
-            if self._members.rank == 0:
+            if self._compares:
                 self._compare(copies)
             barrier(self._members.workers)  # the one process may take long; if it finds an error, the job ends here
         self._left -= 1
@@ -121,8 +121,8 @@ class VerifiedSteps:
         return values
 
     def _copies(self, values: Values) -> list[Values]:
-        """Every worker's values, on worker 0; a copy with the same bits as worker 0's is worker 0's."""
-        comm = self._members.workers
+        """The values of each worker of an island, or of all, on the first, with whose bits a copy is the first's."""
+        comm = self._members.workers if self._members.islands == 1 else self._members.team
         mine = {name: digest(value) for name, value in values.items()}
         first = comm.bcast(mine, root=0)
         others = comm.gather({n: v for n, v in values.items() if mine[n] != first[n]}, root=0)
@@ -140,12 +140,14 @@ class VerifiedSteps:
         noise = one.noise(self._fetches, [batch], runs, rounding_of(plan.wire_dtype, dtype), self._before)
         judged = self._judge(one, runs, noise, copies, plan)
         local_names = [name for name in runs[0] if one.kinds.get(name) == OWN]
-        verdict = verdict_text(judged, len(copies), 1, tolerance_of(plan, self._requested))
+        of_island = f" of island {self._members.island}" if self._members.islands > 1 else ""
+        sides = f"{len(copies)} workers{of_island} and one process"
+        verdict = verdict_text(judged, sides, 1, tolerance_of(plan, self._requested))
         if any(is_wrong(one) for one in judged):
             raise GraphError(
-                f"In step {step} of this job the workers did not train what one process trains on all their batches "
-                "together. A loss must be a mean over the batch, and the batches of the workers must have the same "
-                "size; `parallax check` shows what is suspicious, `parallax verify --claims` the first wrong op.\n"
+                f"In step {step} of this job the workers{of_island} did not train what one process trains on all their "
+                "batches together. A loss must be a mean over the batch, and the batches of the workers must have the "
+                "same size; `parallax check` shows what is suspicious, `parallax verify --claims` the first wrong op.\n"
                 f"{table_text(judged, local_names)}{verdict.rstrip()}"
             )
         show(f"Step {step} of {self._count} that are verified: {verdict}")

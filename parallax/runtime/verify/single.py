@@ -92,14 +92,39 @@ class OneProcess:
         Raises:
             GraphError: the graph does not accept the global batch.
         """
-        with self._begin() as session:
-            self._assign(session, start or {})
-            if rounding is not None:
-                self._assign(session, self._move(session, *rounding))
-            before = session.run(self._reads)
+        with self.begin(start, rounding) as session:
+            before = self.read(session)
             for batch in batches:
                 session.run(list(fetches), batch)
-            return before, session.run(self._reads)
+            return before, self.read(session)
+
+    @contextmanager
+    def begin(self, start: Values | None = None, rounding: tuple[float, int] | None = None) -> Iterator[Session]:
+        """A new session in which no step has been taken; the arguments are those of `run`."""
+        with self._begin() as session:
+            self.write(session, start or {})
+            if rounding is not None:
+                self.write(session, self._move(session, *rounding))
+            yield session
+
+    def read(self, session: Session) -> Values:
+        """The values of all variables."""
+        values: Values = session.run(self._reads)
+        return values
+
+    def write(self, session: Session, values: Mapping[str, Value]) -> None:
+        """Assigns values to variables.
+
+        Raises:
+            ConfigError: one has no op that does it.
+        """
+        for name, value in values.items():
+            op = self._assigning(name)
+            if op is None:
+                raise ConfigError(
+                    f"A compared variable must have an op that assigns its initial value, but {name!r} has none."
+                )
+            session.run(op.name, {op.inputs[1]: value})
 
     def each_step(
         self,
@@ -124,9 +149,9 @@ class OneProcess:
         """
         with self._begin() as session:
             for names, batch, start in zip(fetches, batches, starts, strict=True):
-                self._assign(session, start)
+                self.write(session, start)
                 if rounding is not None:
-                    self._assign(session, self._move(session, *rounding))
+                    self.write(session, self._move(session, *rounding))
                 yield session.run(list(names), batch)
 
     def sizes(self, tensors: Sequence[str], batch: Mapping[str, Value]) -> dict[str, int]:
@@ -177,13 +202,7 @@ class OneProcess:
             rounding: relative to an element, at least.
             start: values of variables at the start.
         """
-        noise: dict[str, float] = {}
-        for draw in range(STARTS):
-            other = self.run(fetches, batches, start, (rounding, draw))
-            for name in self._reads:
-                change = _change(other, name) - _change(runs, name)
-                noise[name] = max(noise.get(name, 0.0), float(np.linalg.norm(change)))
-        return noise
+        return noise_of(runs, [self.run(fetches, batches, start, (rounding, draw)) for draw in range(STARTS)])
 
     def _move(self, session: Session, rounding: float, draw: int) -> Values:
         """The trained variables' values, each element perturbed by a rounding up or down."""
@@ -198,20 +217,25 @@ class OneProcess:
     def _is_moved(self, name: str) -> bool:
         return self.kinds.get(name) == VARIABLES and self._assigning(name) is not None
 
-    def _assign(self, session: Session, values: Mapping[str, Value]) -> None:
-        for name, value in values.items():
-            op = self._assigning(name)
-            if op is None:
-                raise ConfigError(
-                    f"A compared variable must have an op that assigns its initial value, but {name!r} has none."
-                )
-            session.run(op.name, {op.inputs[1]: value})
-
     def _assigning(self, name: str) -> Operation | None:
         """The op that assigns a variable's initial value; None when there is none."""
         initializer = self._initial.get(name)
         op = self._graph.get_operation_by_name(initializer) if initializer else None
         return op if op is not None and op.type in _ASSIGNS else None
+
+
+def noise_of(runs: tuple[Values, Values], perturbed: Iterable[tuple[Values, Values]]) -> dict[str, float]:
+    """By variable, the change of `runs`' change in perturbed runs, the largest of these; see verdicts.py.
+
+    Args:
+        runs: the values before and after the steps.
+        perturbed: those of each run from perturbed values.
+    """
+    noise = dict.fromkeys(runs[0], 0.0)
+    for other in perturbed:
+        for name, largest in noise.items():
+            noise[name] = max(largest, float(np.linalg.norm(_change(other, name) - _change(runs, name))))
+    return noise
 
 
 def variables_of(graph: Graph) -> dict[str, Variable]:

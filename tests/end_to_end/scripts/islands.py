@@ -53,6 +53,10 @@ def batch_of(update, worker):
     return {"x:0": x, "y:0": y, "ids:0": draw.integers(0, TABLE_ROWS, [rows])}
 
 
+def feeds(step, worker, size):
+    return batch_of(step, worker)
+
+
 def joined(update, workers):
     batches = [batch_of(update, worker) for worker in workers]
     return {name: np.concatenate([one[name] for one in batches]) for name in batches[0]}

@@ -151,7 +151,7 @@ def a_resource_file_must_parse():
 
 def a_verification_must_have_feeds_of_the_graph():
     def check(workers=2, **wanted):
-        return lambda: check_feeds(model(sgd()), workers, Settings(**wanted))
+        return lambda: check_feeds(model(sgd()), [range(workers)], Settings(**wanted))
 
     code = folder / "feeds.py"
     code.write_text(

@@ -1,7 +1,5 @@
 """What islands and their centre have after meetings, against the formulas; all islands are in this process."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -40,23 +38,9 @@ class Islands:
         return self.centres[0].values
 
     def meet(self):
-        arrived, ended = threading.Barrier(len(self.own)), threading.Barrier(len(self.own))
-        brought = [None] * len(self.own)
-
-        def run(number):
-            def total(array):
-                brought[number] = array.copy()
-                arrived.wait()
-                array[:] = sum(brought)
-                ended.wait()
-
-            self.centres[number].meet(self.own[number], total)
-
-        threads = [threading.Thread(target=run, args=[number]) for number in range(len(self.own))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        brought = [centre.bring(own) for centre, own in zip(self.centres, self.own, strict=True)]
+        for centre, own in zip(self.centres, self.own, strict=True):
+            centre.take(own, {dtype: sum(one[dtype] for one in brought) for dtype in own})
 
 
 def distance(found, wanted):

@@ -10,8 +10,9 @@ from parallax.analysis.reading.construction import record
 from parallax.base.errors import ConfigError, GraphError, ParallaxError
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.runtime.verify.first import check_comparable
+from parallax.runtime.verify.island_processes import MET, UNMET
 from parallax.runtime.verify.single import OneProcess, check_fits, concatenate_batches
-from parallax.runtime.verify.table import FOLDED_FROM, status, table_text, verdict_text
+from parallax.runtime.verify.table import FOLDED_FROM, join_islands, status, table_text, verdict_text
 from parallax.runtime.verify.verdicts import MARGIN, OTHERS, VARIABLES, Verdict, judge, measure
 from parallax.runtime.worker.session.feeds import read_feeds, train_op
 from tests.mutations import for_all, mutated_bytes
@@ -72,9 +73,19 @@ def test_a_table_folds_what_is_equal_and_shows_the_rest_by_name():
     assert [line.split("  ")[0] for line in lines] == ["variable", "wrong", "loose", "40 others", "count"]
     assert lines[1].endswith("5.00e-01      1.00e-05  NOT equal (worker 0)"), lines[1]
     assert "are NOT equal after 5 steps: 1 of 42 variables differ, 1 of 42 is rounding" in verdict_text(
-        judged, 1, 5, 1e-5
+        judged, "2 workers and one process", 5, 1e-5
     )
     assert (status(judged), status(judged[:3]), status(judged[-1:])) == (1, 0, 1)
+
+
+def test_the_verdicts_of_islands_are_joined_and_name_those_that_differ():
+    equal, wrong = (judge([one_array(0.1, error, name="w")], TOLERANCE) for error in (0.0, 0.05))
+    found, text = join_islands({(UNMET, 0): equal, (UNMET, 1): wrong, (MET, 0): wrong, (MET, 1): wrong}, 2)
+    assert [(one.name, one.verdict, one.worker) for one in found] == [("w", Verdict.DIFFERENT, 2)]
+    assert text == "Not equal to its process before the first meeting: island 1\n"
+    found, text = join_islands({(UNMET, 0): equal, (UNMET, 1): equal, (MET, 0): wrong, (MET, 1): equal}, 2)
+    assert (found[0].worker, text) == (0, "Equal before the first meeting; not equal after the last: island 0\n")
+    assert join_islands({(UNMET, 0): equal, (MET, 0): equal}, 2) == (equal, "")
 
 
 def attention(optimizer, broken=None, factor=1.0):
