@@ -182,7 +182,13 @@ def _new_plan(
     islands = islands_of(layout, config)
     if islands is not None:
         return plan_in_islands(
-            layout, config, islands, constraints, lambda own, terms: feasible(analysed, own, terms, measured)
+            layout,
+            config,
+            islands,
+            constraints,
+            measured,
+            analysed.spec,
+            lambda own, terms, given: feasible(analysed, own, terms, given),
         )
     if config.stages in (None, 1):
         return feasible(analysed, layout, constraints, measured)

@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from parallax.analysis.timing.meeting_seconds import predict_meeting, profile_of_island
 from parallax.base.errors import PlanError
+from parallax.cluster.plan_inputs import PlanInputs
+from parallax.graph.spec import GraphSpec
 from parallax.plans.island_plan import IslandPlan
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, Layout, Plan, PlanConstraints
 from parallax.settings.config import Config
@@ -62,7 +65,6 @@ def check_for_islands(config: Config, synchronous: bool, layout: Layout) -> None
         "a plan file (plan_file)": config.plan_file is not None,
         "partitions that are searched (search_partitions)": config.search_partitions,
         "restarts without some hosts (restart.min_hosts)": config.restart.min_hosts is not None,
-        "cluster profiles": config.cluster_profile is not None,
     }
     check_supported("islands", config, synchronous, others)
 
@@ -78,7 +80,9 @@ def plan_in_islands(
     config: Config,
     islands: IslandPlan,
     constraints: PlanConstraints,
-    make: Callable[[Layout, PlanConstraints], Plan],
+    measured: PlanInputs,
+    spec: GraphSpec,
+    make: Callable[[Layout, PlanConstraints, PlanInputs], Plan],
 ) -> Plan:
     """The plan of a job in islands.
 
@@ -87,17 +91,28 @@ def plan_in_islands(
         config: the user's settings.
         islands: how they meet.
         constraints: what else is wanted.
+        measured: profiles of all hosts, and of a worker's steps.
+        spec: the variables.
         make: plans for workers that train together.
 
     Raises:
         PlanError: when it cannot be, or is not supported yet.
     """
     check_for_islands(config, constraints.synchronous, layout)
-    plan = make(layout_of_island(layout, islands.count), replace(constraints, run_option="MPI"))
+    of_island = profile_of_island(measured, layout, islands.count)
+    plan = make(layout_of_island(layout, islands.count), replace(constraints, run_option="MPI"), of_island)
     for variable in plan.variables:
         if variable.route not in (ALLREDUCE, ALLGATHER, ALLTOALL, NO_ROUTE):
             raise PlanError(
                 f"In islands a variable must go between workers, and {variable.name} goes by {variable.route}. Leave "
                 "its route out, or islands."
             )
-    return replace(plan, hosts=layout.hosts, servers=(), run_option=constraints.run_option, islands=islands)
+    islands = predict_meeting(islands, plan, spec, layout.hosts, constraints, measured)
+    return replace(
+        plan,
+        hosts=layout.hosts,
+        servers=(),
+        run_option=constraints.run_option,
+        islands=islands,
+        profiles=measured.used,
+    )

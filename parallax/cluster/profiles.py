@@ -133,6 +133,8 @@ class ClusterProfile:
         shared_cores: the number of processes, one on each host, that can compute concurrently at full speed; None for
             all. Emulated hosts share their machine's cores, and a step's compute time grows with their number.
         sums: measurements of all-reduces by each method, of all workers, and of fewer where hosts have several.
+        between_bytes_per_s: the rate of the slowest link between islands, where the resource file names these; the
+            rates of hosts are then those within their islands, and all else is measured in the first.
     """
 
     version: int
@@ -141,6 +143,7 @@ class ClusterProfile:
     within: Mapping[Text, AlphaBeta]
     shared_cores: Annotated[float, Meta(ge=1e-3, le=1e15)] | None = None
     sums: tuple[SumTimings, ...] = ()
+    between_bytes_per_s: Annotated[float, Meta(ge=1, le=1e15)] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -150,8 +153,9 @@ class ClusterProfile:
     def to_json(self) -> str:
         """Indented JSON, keys in a fixed order."""
         fields = asdict(self)
-        if not self.sums:
-            del fields["sums"]
+        for name in ("sums", "between_bytes_per_s"):  # only where they were measured
+            if not fields[name]:
+                del fields[name]
         return json.dumps(fields, indent=1, sort_keys=True) + "\n"
 
     def sums_of(self, workers_by_host: Sequence[int]) -> SumTimings | None:

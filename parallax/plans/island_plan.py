@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from parallax.base.strict import Amount, Positive
+from parallax.base.strict import Amount, Count, Positive
 
 Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
 
@@ -29,6 +29,8 @@ class IslandPlan:
         outer_momentum: of the centre, Nesterov's.
         pull: how far an island moves to the centre at a meeting.
         simultaneous: whether islands and centre move by each other's values before the meeting.
+        meeting_bytes: that an island sends to others at a meeting, at most; None where touched rows are unknown.
+        meeting_s: predicted seconds of a meeting; None without a cluster profile.
     """
 
     count: Annotated[int, Meta(ge=2)]
@@ -37,6 +39,8 @@ class IslandPlan:
     outer_momentum: Annotated[float, Meta(ge=0.0, lt=1.0)]
     pull: Fraction
     simultaneous: bool
+    meeting_bytes: Count | None = None
+    meeting_s: Amount | None = None
 
     @property
     def joins(self) -> bool:

@@ -49,7 +49,7 @@ def plan_table(plan: Plan, shows_all: bool = False) -> str:
         *(_server_total(plan, on_servers, server) for server in range(len(plan.servers))),
     ]
     lines += _stage_texts(plan)
-    lines += step_texts(plan)
+    lines += [*step_texts(plan), *_meeting_texts(plan)]
     lines.extend(f"note: {note}" for note in plan.notes)
     return "\n".join(lines) + "\n"
 
@@ -222,6 +222,21 @@ def step_texts(plan: Plan) -> list[str]:
         lines.append(f"No choice takes less than {ms_text(known.lower_bound_s)} ({proof}; of {known.bound_of}).")
     used = (f"{p.kind} profile {p.name or p.fingerprint[:12]}" for p in plan.profiles)
     return [*lines, f"Predicted from {' and '.join(used)}."]
+
+
+def _meeting_texts(plan: Plan) -> list[str]:
+    """What a meeting of islands sends and takes; empty where there are none, or its bytes are unknown."""
+    islands, step_s = plan.islands, plan.prediction.step_s
+    if islands is None or islands.meeting_bytes is None:
+        return []
+    text = f"At a meeting an island sends others at most {bytes_text(islands.meeting_bytes)}"
+    if islands.meeting_s is None or step_s is None:
+        return [f"{text}."]
+    share_s = islands.meeting_s / islands.every
+    return [
+        f"{text}, in {ms_text(islands.meeting_s)} as predicted: {ms_text(share_s)} an update, which then takes "
+        f"{ms_text(step_s + share_s)}."
+    ]
 
 
 def _phases(plan: Plan) -> str:

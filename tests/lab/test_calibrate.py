@@ -36,6 +36,21 @@ def test_a_slow_host_is_seen_and_the_others_rates_are_not_its_own(uneven, start,
         assert line.samples >= 8 and min(line.base_s, line.per_peer_s, line.byte_s) >= 0, operation
 
 
+@pytest.mark.slow
+def test_islands_are_measured_within_and_between(lab, start, tmp_path):
+    islands, file = ("a", "a", "b", "b"), tmp_path / "cluster.json"
+    with Lab(4, FAST, islands=islands, between_bytes_per_s=SLOW) as four:
+        resource = four.resource_file(1, islands=islands)
+        words = ("-m", "parallax.entry.cli", "calibrate", "-r", resource, "-o", file, "--quick")
+        status, stdout, stderr = start(*words, cluster=four).finish()
+    assert status == 0, stderr
+    profile = cluster_profile_from_json(file.read_text())
+    sends = [host.out_bytes_per_s for host in profile.hosts]  # a busy machine receives late what one host alone sends
+    assert len(sends) == 4 and all(0.6 * FAST < rate < 1.1 * FAST for rate in sends), stdout
+    assert 0.4 * SLOW < profile.between_bytes_per_s < 1.1 * SLOW, stdout
+    assert [sums.workers_by_host for sums in profile.sums] == [(1, 1)] and "Between them: " in stdout
+
+
 @pytest.mark.rotates
 def test_a_host_that_is_down_ends_a_calibration_and_leaves_no_profile(lab, start, tmp_path):
     file = tmp_path / "resource.yaml"

@@ -25,7 +25,7 @@ from parallax.plans.sum_methods import Method
 from parallax.report.show import show
 from parallax.runtime.calibrate.least_squares import Measurements, TimedPoint, TimedSum, profile_of
 from parallax.runtime.calibrate.points import Point
-from parallax.runtime.calibrate.ranks import QUICK
+from parallax.runtime.calibrate.ranks import ISLANDS, QUICK
 from parallax.runtime.calibrate.table import profile_table
 from parallax.runtime.launcher.job import Job, cluster_named, worker_defaults
 from parallax.runtime.launcher.launch import launch
@@ -96,7 +96,9 @@ def _job(cluster: Cluster, quick: bool) -> Job:
         ("PYTHONPATH", python_path_with(Path(__file__).resolve().parents[3])),
     )
     parcel = JobMessage("", b"", 0, hosts, servers, addresses, cluster.ports)
-    program = ("-m", "parallax.runtime.worker.main", "-m", _RANKS, *([QUICK] if quick else []))
+    islands = cluster.num_islands if cluster.num_islands < len(cluster.hosts) else 1  # of a host each are plain hosts
+    options = (*([QUICK] if quick else []), *([f"{ISLANDS}{islands}"] if islands > 1 else []))
+    program = ("-m", "parallax.runtime.worker.main", "-m", _RANKS, *options)
     return Job(program, cluster, servers, variables, input=parcel.pieces())
 
 
@@ -152,6 +154,10 @@ class _Links(_RankMessage, frozen=True, tag="links"):
     found: tuple[tuple[Amount, Amount], ...]
 
 
+class _Between(_RankMessage, frozen=True, tag="between"):
+    found: Amount
+
+
 class _Slowdown(_RankMessage, frozen=True, tag="slowdown"):
     found: Amount
 
@@ -163,7 +169,7 @@ class _Sum(_RankMessage, frozen=True, tag="sum"):
     seconds: Amount
 
 
-_Message = _Total | _VisitedHosts | _Sample | _Hosts | _Links | _Slowdown | _Sum
+_Message = _Total | _VisitedHosts | _Sample | _Hosts | _Links | _Between | _Slowdown | _Sum
 
 
 class _RankOutput:
@@ -213,6 +219,7 @@ class _RankOutput:
             samples=tuple(self._samples),
             slowdown=self._found["slowdown"],
             sums=tuple(self._sums),
+            between=self._found.get("between"),
         )
 
     def _process_line(self, line: bytes) -> None:

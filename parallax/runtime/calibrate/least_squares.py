@@ -75,6 +75,7 @@ class Measurements:
         samples: of all points, including those held out.
         slowdown: how many times longer a computation takes when all hosts compute than on one alone.
         sums: sums by each method, in ascending order of size.
+        between: the rate of the slowest link between islands, in bytes per second; None without any.
     """
 
     hosts: tuple[tuple[int, int], ...]
@@ -82,6 +83,7 @@ class Measurements:
     samples: tuple[TimedPoint, ...]
     slowdown: float
     sums: tuple[TimedSum, ...] = ()
+    between: float | None = None
 
 
 def profile_of(names: Sequence[str], measured: Measurements) -> ClusterProfile:
@@ -94,7 +96,8 @@ def profile_of(names: Sequence[str], measured: Measurements) -> ClusterProfile:
     lines = {where: _lines(measured.samples, where, hosts) for where in (ACROSS, WITHIN)}
     shared = None if measured.slowdown <= _ALIKE else _round(len(hosts) / measured.slowdown)
     sums = tuple(sums_of(team_samples, hosts) for team_samples in _by_team(measured.sums))
-    return ClusterProfile(CLUSTER_PROFILE_VERSION, hosts, lines[ACROSS], lines[WITHIN], shared, sums)
+    between = None if measured.between is None else _round(measured.between)
+    return ClusterProfile(CLUSTER_PROFILE_VERSION, hosts, lines[ACROSS], lines[WITHIN], shared, sums, between)
 
 
 def sums_of(samples: Sequence[TimedSum], hosts: Sequence[HostProfile]) -> SumTimings:

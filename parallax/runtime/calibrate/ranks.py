@@ -4,7 +4,8 @@ Rounds iterate over all groups, and in each over all operations and sizes, so th
 once and the median over the rounds removes it. Horovod is shut down and initialised with the communicator of each group
 in turn: within one process that takes some milliseconds, and a measurement of 2 or 4 members is that of a job of 2 or
 4, including its agreement on ready tensors. (Subsets of hosts are the first ones of the resource file: all hosts are
-assumed to be equal except for the rates of their links.) Ranks outside the group sleep meanwhile.
+assumed to be equal except for the rates of their links.) Ranks outside the group sleep meanwhile. In islands of several
+hosts all this is within the first island, and the rate between islands is that of their first hosts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from parallax.base.types import Comm
+from parallax.plans.model_stages import WorkerGrid
 from parallax.runtime.calibrate.links import link_rates
 from parallax.runtime.calibrate.operations import Operations, operations_in_a_run
 from parallax.runtime.calibrate.points import ACROSS, Group, Point, groups_of, leads_of, points_of
@@ -29,7 +31,7 @@ from parallax.runtime.worker.barrier import wait_for_all
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
 from parallax.runtime.worker.teams import Teams
 
-QUICK = "--quick"
+QUICK, ISLANDS = "--quick", "--islands="
 
 _ROUNDS, _QUICK_ROUNDS = 3, 2
 _LINK_ROUNDS, _QUICK_LINK_ROUNDS = 3, 1
@@ -40,6 +42,8 @@ _MATRIX = np.full((128, 128), 1 / 128, np.float32)
 def main() -> None:
     """Measures; the launcher has started this on all hosts."""
     members = current_process_group()
+    islands = next((int(word.removeprefix(ISLANDS)) for word in sys.argv[1:] if word.startswith(ISLANDS)), 1)
+    members.form_teams(WorkerGrid(1, members.size), islands)
     members.start()
     _Measurement(members, QUICK in sys.argv[1:]).run()
 
@@ -55,7 +59,8 @@ class _Measurement:
         is_lead = members.rank in leads_of(hosts)
         made = self.workers.Split(0 if is_lead else 1, members.rank)
         self.leads = made if is_lead else None
-        self.groups = groups_of(hosts, quick)
+        self.hosts = hosts[: members.replicas]  # of the first island, or all
+        self.groups = groups_of(self.hosts, quick)
 
     def run(self) -> None:
         """Runs all measurements, in the same order on all ranks."""
@@ -63,7 +68,7 @@ class _Measurement:
         rates = self._links()
         measured = [(group, points_of(group, self._rate(group, rates), self.quick)) for group in self.groups]
         rounds = _QUICK_ROUNDS if self.quick else _ROUNDS
-        sums = sum_teams([self.members.parcel.hosts.count(host) for host in dict.fromkeys(self.members.parcel.hosts)])
+        sums = sum_teams([self.hosts.count(host) for host in dict.fromkeys(self.hosts)], self.members.islands > 1)
         visits = rounds * sum(len(points) for _, points in measured)
         visits += sum(len(methods_of(team.workers_by_host)) for team in sums) * len(sizes_of(self.quick))
         self._report(kind="total", visits=visits)
@@ -121,15 +126,27 @@ class _Measurement:
             self._report(kind="hosts", found=hosts)
 
     def _links(self) -> list[tuple[float, float]]:
-        """(sending, receiving) of each host, the median of several measurements."""
+        """(sending, receiving) of each host, the median of several measurements; in islands, within these."""
         rates: list[tuple[float, float]] = []
         if self.leads is not None and self.leads.size > 1:
-            rounds = [link_rates(self.leads) for _ in range(_QUICK_LINK_ROUNDS if self.quick else _LINK_ROUNDS)]
-            by_host = zip(*rounds, strict=True)
-            rates = [(statistics.median(o for o, _ in one), statistics.median(i for _, i in one)) for one in by_host]
+            own = self.leads.Split(self.members.island, self.leads.rank)
+            mine = (0.0, 0.0)
+            for island in range(self.members.islands):  # in turn: they may share a machine's cores
+                if island == self.members.island:
+                    mine = self._median_rates(own)[own.rank]
+                wait_for_all(self.leads)
+            rates = list(self.leads.allgather(mine))
             self._report(kind="links", found=rates)
+            firsts = self.leads.Split(min(own.rank, 1), self.leads.rank)
+            if self.members.islands > 1 and own.rank == 0:
+                self._report(kind="between", found=min(map(min, self._median_rates(firsts))))
         self._wait_for_all()
         return list(self.workers.bcast(rates, 0))
+
+    def _median_rates(self, comm: Comm) -> list[tuple[float, float]]:
+        rounds = [link_rates(comm) for _ in range(_QUICK_LINK_ROUNDS if self.quick else _LINK_ROUNDS)]
+        by_host = zip(*rounds, strict=True)
+        return [(statistics.median(o for o, _ in one), statistics.median(i for _, i in one)) for one in by_host]
 
     def _rate(self, group: Group, rates: list[tuple[float, float]]) -> float | None:
         """The rate of the slowest link of a group across hosts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parallax.cluster.team_names import HOST, LEADERS, WORKERS
+from parallax.cluster.team_names import GROUP, HOST, LEADERS, WORKERS
 from parallax.plans.sum_methods import HOST_FIRST, METHODS
 
 _LEAST_BYTES, _MOST_BYTES, _STEP, _QUICK_STEP = 1 << 6, 1 << 22, 4, 16
@@ -18,7 +18,7 @@ class SumTeam:
     """A team that is measured together.
 
     Attributes:
-        among: WORKERS; HOST, on all hosts concurrently; or LEADERS.
+        among: WORKERS; GROUP, in all islands concurrently; HOST, on all hosts concurrently; or LEADERS.
         workers_by_host: of its members.
     """
 
@@ -26,13 +26,18 @@ class SumTeam:
     workers_by_host: tuple[int, ...]
 
 
-def sum_teams(workers_by_host: Sequence[int]) -> tuple[SumTeam, ...]:
-    """The measured teams: all workers; with several hosts also one per host and, if hosts are equal, those of one."""
+def sum_teams(workers_by_host: Sequence[int], has_islands: bool = False) -> tuple[SumTeam, ...]:
+    """The measured teams: all workers; with several hosts also one per host and, if hosts are equal, those of one.
+
+    Args:
+        workers_by_host: of all hosts, or of those of an island.
+        has_islands: whether they are an island's.
+    """
     counts = tuple(count for count in workers_by_host if count)
-    teams = [SumTeam(WORKERS, counts)]
+    teams = [SumTeam(GROUP if has_islands else WORKERS, counts)]
     if len(counts) > 1 and max(counts) > 1:
         teams += [SumTeam(HOST, counts[:1])] if len(set(counts)) == 1 else []
-        teams.append(SumTeam(LEADERS, (1,) * len(counts)))
+        teams += [] if has_islands else [SumTeam(LEADERS, (1,) * len(counts))]
     return tuple(teams)
 
 

@@ -91,4 +91,6 @@ def _hosts(profile: ClusterProfile) -> list[str]:
         rates = [f"{8e-6 * rate:.1f}" if rate else "-" for rate in (host.out_bytes_per_s, host.in_bytes_per_s)]
         memory = f"{host.memory_bytes / 1e9:.1f}"
         lines.append(f"{host.name:<{width}} {host.cores:>5} {memory:>10} {rates[0]:>13} {rates[1]:>16}")
+    if profile.between_bytes_per_s is not None:
+        lines.append(f"Rates are within islands. Between them: {8e-6 * profile.between_bytes_per_s:.1f} mbit/s.")
     return lines
