@@ -98,6 +98,7 @@ def test_other_stages_are_refused(odd):
 def test_islands_are_settings_or_their_text():
     found = Config(islands="every=8, pull=0.5,simultaneous,count=3").islands
     assert found == Islands(every=8, pull=0.5, simultaneous=True, count=3)
+    assert Islands.of_text("wire_dtype=bfloat16") == Islands(wire_dtype="bfloat16")
     assert Config().islands is None and Config(islands=Islands()).islands == Islands(32, 0.7, 0.9)
     assert merge_settings(Config(islands=Islands(every=4)), Settings(islands="every=2")).islands == Islands(every=2)
 
@@ -128,6 +129,7 @@ def test_other_islands_are_refused(odd, rule):
         ("every=many", "every must be a number in islands, got 'many'"),
         ("every=8,every=9", "must have each setting once"),
         ("often=8", "Islands has no setting 'often'"),
+        ("wire_dtype=float16", "wire_dtype must be .*bfloat16.*, got 'float16'"),
         ("every", "every must be an integer"),
     ],
 )

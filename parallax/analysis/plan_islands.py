@@ -50,7 +50,8 @@ def islands_of(layout: Layout, config: Config) -> IslandPlan | None:
         )
     if count == 1:
         return None
-    return IslandPlan(count, wanted.every, wanted.outer_rate, wanted.outer_momentum, wanted.pull, wanted.simultaneous)
+    settings = (wanted.every, wanted.outer_rate, wanted.outer_momentum, wanted.pull, wanted.simultaneous)
+    return IslandPlan(count, *settings, wanted.wire_dtype)
 
 
 def check_for_islands(config: Config, synchronous: bool, layout: Layout) -> None:

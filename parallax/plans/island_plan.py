@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from parallax.base.strict import Amount, Count, Positive
+from parallax.plans.half_precision import rows_travel_as
 
 Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
 
@@ -29,6 +30,9 @@ class IslandPlan:
         outer_momentum: of the centre, Nesterov's.
         pull: how far an island moves to the centre at a meeting.
         simultaneous: whether islands and centre move by each other's values before the meeting.
+        wire_dtype: the element type in which float32 differences from the centre travel between islands; None for its
+            own. What each island's rounding and that of the sum lose of a difference is lost where islands take the
+            centre's values.
         meeting_bytes: that an island sends to others at a meeting, at most; None where touched rows are unknown.
         meeting_s: predicted seconds of a meeting; None without a cluster profile.
     """
@@ -39,8 +43,13 @@ class IslandPlan:
     outer_momentum: Annotated[float, Meta(ge=0.0, lt=1.0)]
     pull: Fraction
     simultaneous: bool
+    wire_dtype: Annotated[str, Meta(pattern="^bfloat16$")] | None = None
     meeting_bytes: Count | None = None
     meeting_s: Amount | None = None
+
+    def travels_as(self, dtype: str) -> str:
+        """The element type in which differences of a type travel."""
+        return rows_travel_as(dtype, self.wire_dtype)
 
     @property
     def joins(self) -> bool:

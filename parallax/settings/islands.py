@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parallax.base.errors import ConfigError
+from parallax.plans.half_precision import BFLOAT16
 from parallax.settings import checks
 
 
@@ -20,6 +21,7 @@ class Islands:
         pull: how far an island moves to the centre: 1, to its values.
         simultaneous: move islands and centre at once, by their values before the meeting.
         count: cut the workers into so many islands where the resource file names none.
+        wire_dtype: `bfloat16`: islands send each other rounded differences from the centre, which is float32 as ever.
 
     Raises:
         ConfigError: when a value breaks its rule.
@@ -31,6 +33,7 @@ class Islands:
     pull: float = 1.0
     simultaneous: bool = False
     count: int | None = None
+    wire_dtype: str | None = None
 
     def __post_init__(self) -> None:
         checks.number("every", self.every)
@@ -39,6 +42,8 @@ class Islands:
         checks.between("pull", self.pull, 0, 1, has_least=False)
         checks.truth("simultaneous", self.simultaneous)
         checks.number_or_none("count", self.count, least=2)
+        if self.wire_dtype is not None:
+            checks.one_of("wire_dtype", self.wire_dtype, (BFLOAT16,))
         if self.simultaneous and self.pull == 1.0:
             raise ConfigError(
                 "simultaneous moves islands and centre by `pull`, which must be below 2 / (islands + 1), got 1.0. Set, "
@@ -59,6 +64,8 @@ class Islands:
 
 def _of_word(name: str, value: str) -> object:
     """A value of `Islands` on the command line."""
+    if name == "wire_dtype":
+        return value
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
     try:

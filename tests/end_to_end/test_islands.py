@@ -111,6 +111,7 @@ def test_updates_of_several_batches_are_counted_as_one(train):
         (3, "adagrad", "count=3,every=2,pull=0.4,outer_rate=0.5", ()),
         (2, "adam", "count=2,every=2,pull=0.3,simultaneous", ()),
         (4, "sgd", "count=2,every=3", ("--accumulate-steps", 2)),
+        (3, "adam", "count=3,every=2,wire_dtype=bfloat16", ()),
     ],
 )
 def test_a_verification_has_a_process_for_each_island(start, tmp_path, workers, optimizer, islands, options):

@@ -13,10 +13,12 @@ MARGIN = 0.03
 
 
 @pytest.mark.rotates
-@pytest.mark.parametrize("every", [1, 8])
-def test_islands_send_what_they_average_once_in_so_many_updates(lab, start, every):
+@pytest.mark.parametrize(("every", "wire_dtype"), [(1, ""), (8, ""), (8, "bfloat16")])
+def test_islands_send_what_they_average_once_in_so_many_updates(lab, start, every, wire_dtype):
     file = lab.resource_file(1, islands=("a", "b"))
-    status, stdout, stderr = start("-m", "parallax.entry.cli", "run", "-r", file, SCRIPT, every, file).finish()
+    status, stdout, stderr = start(
+        "-m", "parallax.entry.cli", "run", "-r", file, SCRIPT, every, file, wire_dtype
+    ).finish()
     assert status == 0, stderr
     found = re.findall(r"worker \d sent (\d+) expected (\d+)", stdout)
     assert len(found) == 2, stdout

@@ -17,6 +17,7 @@ from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import AlphaBeta, ClusterProfile
 from parallax.graph.spec import GraphSpec, VariableClass, VariableSpec
+from parallax.plans.half_precision import FLOAT32, WIRE_DTYPES, element_bytes
 from parallax.plans.island_plan import IslandPlan
 from parallax.plans.plan import ALLTOALL, NO_ROUTE, Layout, Plan, PlanConstraints
 
@@ -78,7 +79,7 @@ def predict_meeting(
         constraints: the user's requirements.
         measured: profiles of all hosts.
     """
-    dense_bytes, tables = 0, list[float]()
+    dense_bytes, sent_dense, tables = 0, 0, list[float]()
     for variable in spec.variables:
         if plan.variable(variable.name).route == ALLTOALL:
             touched = touched_of(variable, constraints, measured)
@@ -87,9 +88,12 @@ def predict_meeting(
             rows = touched.of(plan.num_workers * islands.count * islands.every * plan.accumulate_steps)
             tables.append(rows * variable.width * _element_bytes(variable) + variable.rows / _BITS)
         elif plan.variable(variable.name).route != NO_ROUTE or _is_state(variable):
-            dense_bytes += math.prod(variable.shape) * _element_bytes(variable)
+            own_bytes, elements = _element_bytes(variable), math.prod(variable.shape)
+            dense_bytes += elements * own_bytes
+            averaged_as = FLOAT32 if variable.dtype in WIRE_DTYPES else variable.dtype
+            sent_dense += elements * element_bytes(averaged_as, own_bytes, islands.travels_as(averaged_as))
     part, island_hosts = 2 * (islands.count - 1) / islands.count, plan.hosts
-    sent_bytes = part * (dense_bytes + sum(tables))
+    sent_bytes = part * (sent_dense + sum(tables))
     known = replace(islands, meeting_bytes=round(sent_bytes))
     if measured.cluster is None:
         return known
@@ -98,7 +102,7 @@ def predict_meeting(
     if between is None or (plan.num_workers > 1 and within is None):
         return known
     rate = _slowest(measured.cluster, len(hosts))
-    seconds = between.seconds(islands.count, part * dense_bytes, measured.cluster.between_bytes_per_s or rate)
+    seconds = between.seconds(islands.count, part * sent_dense, measured.cluster.between_bytes_per_s or rate)
     seconds += sum(
         between.seconds(islands.count, part * one / len(island_hosts), measured.cluster.between_bytes_per_s or rate)
         for one in tables

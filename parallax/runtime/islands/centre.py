@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import tensorflow as tf
 
 from parallax.base.types import Array
 from parallax.plans.island_plan import IslandPlan
@@ -75,11 +76,16 @@ class Centre:
         found = {}
         for dtype, centre in self.values.items():
             if self._terms.simultaneous:
-                found[dtype] = self._terms.pull * (local[dtype] - centre)
+                found[dtype] = self._round(self._terms.pull * (local[dtype] - centre))
                 local[dtype] -= found[dtype]
             else:
-                found[dtype] = centre - local[dtype]
+                found[dtype] = self._round(centre - local[dtype])
         return found
+
+    def _round(self, values: Array) -> Array:
+        """The values as they travel, in their own element type."""
+        travels_as = tf.as_dtype(self._terms.travels_as(values.dtype.name)).as_numpy_dtype
+        return values if travels_as == values.dtype else values.astype(travels_as).astype(values.dtype)
 
     def take(self, local: FlatValues, totals: FlatValues) -> None:
         """Moves the centre, and then the island.
@@ -90,7 +96,7 @@ class Centre:
         """
         terms = self._terms
         for dtype, centre in self.values.items():
-            away = totals[dtype]
+            away = self._round(totals[dtype])
             if terms.simultaneous:
                 centre += away
                 continue

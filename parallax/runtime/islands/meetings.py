@@ -163,8 +163,8 @@ class IslandMeetings:
             for centre, own in zip(self._centres, packed, strict=True):
                 if centre is not None:
                     brought = centre.bring(own)
-                    for values in brought.values():
-                        self._total(values)
+                    for dtype, values in brought.items():
+                        self._total(values, self.terms.travels_as(dtype))
                     centre.take(own, brought)
             self._compare()
             self._spread(packed, session)
@@ -217,12 +217,34 @@ class IslandMeetings:
         }
         session.run([access.update for access in self._access], fed)
 
-    def _total(self, array: Array) -> None:
-        """Replaces an array by its sum over the islands' workers with this one's place."""
+    def _total(self, array: Array, travels_as: str) -> None:
+        """Replaces an array by its sum over the islands' workers with this one's place.
+
+        Args:
+            array: the summands.
+            travels_as: its element type, or one of half precision, to which the sum is rounded too.
+        """
         from mpi4py import MPI
 
-        self._in_pieces(array, partial(self._across.Allreduce, MPI.IN_PLACE), self._across)
-        self._sent_bytes += 2 * (self.terms.count - 1) * array.nbytes // self.terms.count
+        is_whole = travels_as == array.dtype.name
+        exchange = partial(self._across.Allreduce, MPI.IN_PLACE) if is_whole else partial(self._sum_as, travels_as)
+        self._in_pieces(array, exchange, self._across)
+        sent_bytes = array.size * tf.as_dtype(travels_as).size
+        self._sent_bytes += 2 * (self.terms.count - 1) * sent_bytes // self.terms.count
+
+    def _sum_as(self, travels_as: str, piece: Array) -> None:
+        """Sums in the array's element type what travels in another, for which MPI has no sums.
+
+        Each worker sums a part of what all send it, in the order of islands, and sends the sum to all.
+        """
+        size, half = self._across.Get_size(), tf.as_dtype(travels_as).as_numpy_dtype
+        sent = np.zeros(-(-piece.size // size) * size, half)
+        sent[: piece.size] = piece
+        parts = np.empty_like(sent)
+        self._across.Alltoall(sent.view(np.uint16), parts.view(np.uint16))
+        own = parts.reshape(size, -1).astype(piece.dtype).sum(0).astype(half)
+        self._across.Allgather(own.view(np.uint16), sent.view(np.uint16))
+        piece[:] = sent[: piece.size]
 
     def _in_pieces(self, array: Array, exchange: Callable[[Array], None], comm: Comm) -> None:
         if comm.Get_size() == 1:
@@ -266,7 +288,7 @@ class IslandMeetings:
         if len(numbers):
             own = ops.pick(session, 0, numbers)
             total = np.array(own, wire_type(table.rows.stored))
-            self._total(total.reshape(-1))
+            self._total(total.reshape(-1), total.dtype.name)
             total /= self.terms.count
             session.run(ops.update, {ops.local_rows: numbers, ops.new_rows: total.astype(own.dtype, copy=False)})
 

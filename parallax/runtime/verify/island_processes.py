@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
@@ -52,8 +52,11 @@ class IslandProcesses:
     def __init__(self, one: OneProcess, terms: IslandPlan, averaged: AveragedVariables) -> None:
         self._one = one
         self._terms = terms
-        by_mean = (*averaged.tables, *averaged.state)
-        self._groups = [_AveragedGroup(terms, averaged.dense), _AveragedGroup(averaging(terms), by_mean)]
+        self._groups = [
+            _AveragedGroup(terms, averaged.dense),
+            _AveragedGroup(averaging(terms), averaged.state),
+            _AveragedGroup(replace(averaging(terms), wire_dtype=None), averaged.tables),
+        ]
 
     def run(
         self,

@@ -245,7 +245,9 @@ def tolerance_of(plan: Plan, requested: Settings) -> float:
     """
     if requested.tolerance is not None:
         return requested.tolerance
-    rounding = sum(ROUNDING[dtype] for dtype in (plan.wire_dtype, requested.compute_dtype) if dtype is not None)
+    between = None if plan.islands is None else plan.islands.wire_dtype
+    dtypes = (plan.wire_dtype, requested.compute_dtype, between)
+    rounding = sum(ROUNDING[dtype] for dtype in dtypes if dtype is not None)
     return (requested.steps or STEPS) * rounding or TOLERANCE
 
 

@@ -54,6 +54,12 @@ def test_a_meeting_sends_dense_variables_and_the_union_of_touched_rows() -> None
     assert planned(ON_FOUR, PlanInputs(), replace(TERMS, every=1000)).islands.meeting_bytes == 27_612_500  # all rows
 
 
+def test_half_precision_halves_the_dense_part_of_a_meeting() -> None:
+    plan = planned(ON_FOUR, PlanInputs(), replace(TERMS, wire_dtype="bfloat16"))
+    assert plan.islands.meeting_bytes == 2 * 500_000 + 100_000 / 8 + 4 * 64 * 4 * 8 * 1000
+    assert plan.islands.travels_as("float64") == "float64"
+
+
 def test_a_meeting_takes_the_links_between_islands_and_a_broadcast_within() -> None:
     fast = replace(equal_hosts(4), between_bytes_per_s=1.0 * MB)
     assert cluster_profile_from_json(fast.to_json()) == fast

@@ -1,6 +1,6 @@
 """Trains in islands, and prints what this host sends for an update, in parts of the bytes of what islands average.
 
-islands.py EVERY: updates between two meetings.
+islands.py EVERY FILE WIRE_DTYPE: updates between two meetings, the resource file, and `Islands.wire_dtype` or nothing.
 """
 
 import sys
@@ -32,8 +32,10 @@ def sent_bytes():
 
 
 def main():
-    every = int(sys.argv[1])
-    config = parallax.Config(islands=parallax.Islands(every=every), routes={"table": "alltoall"}, seed=1)
+    every, wire_dtype = int(sys.argv[1]), sys.argv[3] or None
+    config = parallax.Config(
+        islands=parallax.Islands(every=every, wire_dtype=wire_dtype), routes={"table": "alltoall"}, seed=1
+    )
     session, _, worker, _ = parallax.parallel_run(build(), sys.argv[2], parallax_config=config)
     x = np.ones([4, WIDTH], np.float32)
     with session:
@@ -46,7 +48,7 @@ def main():
                 session.run("train", {"x:0": [x], "ids:0": [ids]})
         session.workers.Barrier()
         sent = sent_bytes() - before
-    dense, bits = 4 * WIDTH * WIDTH, TABLE_ROWS / 8
+    dense, bits = (4 if wire_dtype is None else 2) * WIDTH * WIDTH, TABLE_ROWS / 8
     rows = 3 * TOUCHED // 2 * 4 * TABLE_WIDTH
     expected = MEETINGS * (dense + rows + bits)  # 2 (p - 1) / p is 1 for two islands
     print(f"worker {worker} sent {sent} expected {expected:.0f}", flush=True)

@@ -9,8 +9,8 @@ from parallax.runtime.islands.centre import Centre, Packing, averaging
 KINDS = (((3, 2), "float32"), ((), "float64"), ((5,), "float32"), ((0, 4), "float64"))
 
 
-def plan(count=3, rate=1.0, momentum=0.0, pull=1.0, simultaneous=False):
-    return IslandPlan(count, 4, rate, momentum, pull, simultaneous)
+def plan(count=3, rate=1.0, momentum=0.0, pull=1.0, simultaneous=False, wire=None):
+    return IslandPlan(count, 4, rate, momentum, pull, simultaneous, wire)
 
 
 class Islands:
@@ -130,3 +130,29 @@ def test_variables_without_a_gradient_take_the_mean():
     terms = averaging(plan(rate=0.7, momentum=0.9, pull=0.3))
     assert terms == plan() and terms.joins
     assert not plan(pull=0.5).joins and not plan(pull=0.3, simultaneous=True).joins
+
+
+def test_differences_in_bfloat16_are_rounded_and_the_centre_is_not():
+    exact, rounded = (Islands(plan(rate=0.7, momentum=0.9, wire=wire), Packing(KINDS)) for wire in (None, "bfloat16"))
+    for islands in (exact, rounded):
+        islands.move()
+    furthest = max(np.abs(one["float32"] - exact.centre["float32"]).max() for one in exact.own)
+    for islands in (exact, rounded):
+        islands.meet()
+    assert distance({"float64": rounded.centre["float64"]}, {"float64": exact.centre["float64"]}) == 0
+    error = distance({"float32": rounded.centre["float32"]}, {"float32": exact.centre["float32"]})
+    assert 0 < error <= 0.7 * 1.9 * 2 * 2**-8 * furthest  # of the summands, and of the sum
+    brought = rounded.centres[0].bring({dtype: one + 1 / 3 for dtype, one in rounded.own[0].items()})
+    assert not (brought["float32"].view(np.uint32) & 0xFFFF).any()
+
+
+def test_what_rounding_loses_stays_with_islands_that_do_not_join():
+    islands = Islands(plan(2, pull=0.3, simultaneous=True, wire="bfloat16"), Packing((((40,), "float32"),)))
+    islands.move()
+    before = sum(one["float32"] for one in islands.own) + islands.centre["float32"]
+    islands.meet()
+    after = sum(one["float32"] for one in islands.own) + islands.centre["float32"]
+    assert np.abs(after - before).max() <= 2**-8 * np.abs(before).max()  # the rounding of sums alone
+    for _ in range(60):
+        islands.meet()
+    assert distance(islands.own[0], islands.centre) <= 1e-5
