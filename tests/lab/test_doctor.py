@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from ops.lab import Lab
+
 pytestmark = pytest.mark.timeout(300)
 
 # In place of the lab's way to hosts: on host1 another NumPy is found first, and the clock is late.
@@ -38,3 +40,16 @@ def test_hosts_that_are_well_are_measured_and_others_are_named(lab, start, tmp_p
     assert "host1, clock: its clock is 100.0 s behind." in stdout, stdout
     assert "host7, reached: cannot be queried (status 255): lab: there is no host host7." in stdout, stdout
     assert stdout.endswith("3 problems on 3 hosts.\n"), stdout
+
+
+@pytest.mark.rotates
+def test_islands_are_proposed_where_links_differ(lab, start):
+    islands = ("a", "a", "b", "b")
+    with Lab(4, 25_000_000, islands=islands, between_bytes_per_s=2_500_000) as four:
+        words = ("-m", "parallax.entry.cli", "doctor", "-r")
+        status, stdout, stderr = start(*words, four.resource_file(1), cluster=four).finish()
+        named = start(*words, four.resource_file(1, islands=islands), cluster=four).finish()
+    assert status == 0, stderr
+    lines = [f"- {{address: host{n}, workers: 1, island: island{n // 2}}}" for n in range(4)]
+    assert stdout.splitlines()[-4:] == lines, stdout
+    assert "- {address" not in named[1]

@@ -250,8 +250,8 @@ def test_a_mutated_file_between_processes_of_a_command_is_refused(count: int, tm
 
 @pytest.mark.parametrize("count", HOW_MANY)
 def test_mutated_rates_of_links_are_told_or_equal(count: int) -> None:
-    line = b"[0] " + sealed_value([[1e8, 2e8], [3e8, 4e8]])
-    sent = Links(((1e8, 2e8), (3e8, 4e8)))
+    line = b"[0] " + sealed_value([[[1e8, 2e8], [3e8, 4e8]], [[0.0, 3e8], [3e8, 0.0]]])
+    sent = Links(((1e8, 2e8), (3e8, 4e8)), pairs=((0.0, 3e8), (3e8, 0.0)))
 
     def check(output: bytes) -> None:
         found = read_links(output, 2)
@@ -259,3 +259,5 @@ def test_mutated_rates_of_links_are_told_or_equal(count: int) -> None:
 
     for_all(count, check, mutated_bytes(line) | st.just(line))
     assert "rank 0 must tell of 3 hosts, and it tells of 2" in read_links(line, 3).why
+    uneven = b"[0] " + sealed_value([[[1e8, 2e8], [3e8, 4e8]], [[0.0, 3e8], [3e8]]])
+    assert "rank 0 must tell of every two of 2 hosts" in read_links(uneven, 2).why

@@ -30,6 +30,7 @@ from parallax.runtime.doctor.findings import (
     Links,
     findings,
 )
+from parallax.runtime.doctor.island_proposal import proposal_text
 from parallax.runtime.launcher.job import Job, cluster_named
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.launcher.mpirun import Launcher, this_launcher
@@ -90,10 +91,12 @@ def doctor(
     )
     answers = query_hosts(cluster, launcher.python, questions_by_host, limit_s, _tell)
     found = findings(against, answers)
+    links = Links()
     if not cluster.is_local:
-        found = findings(against, answers, _links(cluster, found))
+        links = _links(cluster, found)
+        found = findings(against, answers, links)
     found += _unstartable(cluster, launcher)
-    show(table_text(cluster, found))
+    show(table_text(cluster, found) + proposal_text(cluster, links.pairs))
     if output is not None:
         write_file(output, json_text(found, answers), "--json")
     return 1 if any(one.problem for one in found) else 0
@@ -161,12 +164,15 @@ def read_links(output: bytes, num_hosts: int) -> Links:
     """Parses the rates that rank 0 has written (links.py), of all hosts."""
     lines = [line for line in output.splitlines() if line.startswith(_RANK_0)]
     try:
-        rates = value_of(lines[-1][len(_RANK_0) :] if lines else b"", list[tuple[Amount, Amount]])
+        line = lines[-1][len(_RANK_0) :] if lines else b""
+        rates, pairs = value_of(line, tuple[list[tuple[Amount, Amount]], list[tuple[Amount, ...]]])
     except DamagedMessage as error:
         return Links(why=f"the rates must come as rank 0 writes them, and {error}")
     if len(rates) != num_hosts:
         return Links(why=f"rank 0 must tell of {pluralize(num_hosts, 'host')}, and it tells of {len(rates)}")
-    return Links(tuple(rates))
+    if pairs and {len(pairs), *map(len, pairs)} != {num_hosts}:
+        return Links(why=f"rank 0 must tell of every two of {pluralize(num_hosts, 'host')}")
+    return Links(tuple(rates), pairs=tuple(pairs))
 
 
 def table_text(cluster: Cluster, found: Sequence[Finding]) -> str:

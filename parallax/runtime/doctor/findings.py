@@ -158,10 +158,12 @@ class Links:
     Attributes:
         rates: (sending, receiving) of each host in bytes per second; empty if not measured.
         why: why not, if that is a problem.
+        pairs: of every two hosts, by their numbers; empty if not measured.
     """
 
     rates: tuple[tuple[float, float], ...] = field(default=())
     why: str = ""
+    pairs: tuple[tuple[float, ...], ...] = ()
 
 
 def findings(against: Expectations, answers: Sequence[Answer], links: Links = Links()) -> list[Finding]:
