@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from parallax.cluster.team_names import STAGE, WORKERS
+from parallax.graph.control_flow import branches_of, loop_conditions
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.transform.passes.cut_stages import RECEIVE, SEND
 from parallax.transform.passes.cut_stages import SCOPE as MESSAGES
@@ -26,6 +28,7 @@ from parallax.transform.passes.fused_all_reduces import members_of
 _ALL_REDUCE = "ParallaxAllReduce"
 _REDUCTIONS = {"sum": "Sum", "min": "Min", "max": "Max"}
 _FRAMES = ("Enter", "RefEnter")
+_BOOL = 10  # types.proto
 _PROCESS = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 
 
@@ -62,9 +65,10 @@ def combine_workers(graph_defs: Sequence[Any], ops: Iterable[str] = (), stages: 
     """
     joined = type(graph_defs[0])()
     joined.versions.CopyFrom(graph_defs[0].versions)
+    loops, shared = _find_loops(graph_defs[0])
     collectives: list[dict[str, Any]] = []
     for rank, graph_def in enumerate(graph_defs):
-        own = _WorkerNamespace(rank, graph_def.library, rank - rank % stages)
+        own = _WorkerNamespace(rank, graph_def.library, rank - rank % stages, shared)
         nodes = joined.node
         names = {node.name for node in graph_def.node} if stages > 1 else None
         collectives.append({node.name: node for node in graph_def.node if is_collective(node.op)})
@@ -81,8 +85,20 @@ def combine_workers(graph_defs: Sequence[Any], ops: Iterable[str] = (), stages: 
         _check_alike("the graph", team)
         for name in team[0]:
             members = {stage + stages * replica: own[name] for replica, own in enumerate(team)}
-            _replace_collective(joined, f"together/stage_{stage}/{name}" if stages > 1 else f"together/{name}", members)
+            place = f"together/stage_{stage}/{name}" if stages > 1 else f"together/{name}"
+            _replace_collective(joined, place, members, name in loops)
     return joined
+
+
+def _find_loops(graph_def: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """The collectives in loops; and the frames of these loops, and of those around them, with their conditions."""
+    collectives = [node.name for node in graph_def.node if is_collective(node.op)]
+    view = GraphView(graph_def)
+    branches = branches_of(view) if collectives else {}
+    loops = {name: found for name in collectives if (found := [one.predicate for one in branches[name] if one.is_loop])}
+    shared = frozenset(chain(*loops.values()))
+    conditions = {split_tensor(tensor)[0] for frame, tensor in loop_conditions(view).items() if frame in shared}
+    return frozenset(loops), shared | conditions
 
 
 def check_meetings(views: Sequence[GraphView], fetches: Sequence[Iterable[str]], fed: Sequence[Iterable[str]]) -> None:
@@ -120,10 +136,11 @@ class _WorkerNamespace:
         rank: of the worker.
         library: of its graph.
         first: the worker that has the first stage of its replica.
+        shared: the frames of loops in which workers meet, and their conditions: in one session these are one loop.
     """
 
-    def __init__(self, rank: int, library: Any, first: int) -> None:
-        self._rank, self._first = rank, first
+    def __init__(self, rank: int, library: Any, first: int, shared: frozenset[str]) -> None:
+        self._rank, self._first, self._shared = rank, first, shared
         self._functions = {f.signature.name: f"worker_{rank}_{f.signature.name}" for f in library.function}
 
     def add_node(self, node: Any, to: Any) -> None:
@@ -139,6 +156,9 @@ class _WorkerNamespace:
         if node.op in (SEND, RECEIVE):
             self._rename_in_message(node, to)
         self._settle(to)
+        if node.name in self._shared and self._rank:  # a loop has one condition
+            to.op = "Identity"
+            to.attr["T"].type = _BOOL
 
     def _rename_in_message(self, node: Any, to: Any) -> None:
         """Has what a stage receives be what another one sends."""
@@ -179,7 +199,7 @@ class _WorkerNamespace:
             node.attr["container"].s = f"{whose}/".encode() + node.attr["container"].s
         if process:  # the one session has no other
             node.device = ""
-        if node.op in _FRAMES:
+        if node.op in _FRAMES and node.attr["frame_name"].s.decode() not in self._shared:
             node.attr["frame_name"].s = of_worker(self._rank, node.attr["frame_name"].s.decode()).encode()
 
     def _rename(self, value: Any) -> None:
@@ -201,10 +221,10 @@ def _colocated(rank: int, name: str) -> str:
 
 
 class _Writer:
-    """Writes nodes into a GraphDef."""
+    """Writes nodes into a GraphDef; in a loop, constants wait for a node of it."""
 
-    def __init__(self, graph_def: Any) -> None:
-        self._graph_def = graph_def
+    def __init__(self, graph_def: Any, inside: Sequence[str] = ()) -> None:
+        self._graph_def, self._inside = graph_def, inside
 
     def node(self, op: str, name: str, inputs: Sequence[str], **attrs: int | list[int]) -> str:
         """Adds a node and returns its name; attributes with names T or Tlen, and lists, are numbers of types."""
@@ -222,7 +242,7 @@ class _Writer:
         """Adds a constant, a NumPy scalar, and returns its name."""
         import tensorflow as tf
 
-        node = self._graph_def.node.add(op="Const", name=name, input=controls)
+        node = self._graph_def.node.add(op="Const", name=name, input=[*controls, *self._inside])
         node.attr["dtype"].type = tf.as_dtype(value.dtype).as_datatype_enum
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
         return name
@@ -232,20 +252,21 @@ Given = Sequence[Sequence[str]]
 """By worker, what it brings to a collective."""
 
 
-def _replace_collective(joined: Any, name: str, of_workers: Mapping[int, Any]) -> None:
+def _replace_collective(joined: Any, name: str, of_workers: Mapping[int, Any], is_in_loop: bool) -> None:
     """Puts ops in place of a collective; none gives anything before all workers have come.
 
     Args:
         joined: the graph of all.
         name: of these ops.
         of_workers: by rank, the node of each.
+        is_in_loop: whether a loop runs it.
     """
     node = next(iter(of_workers.values()))
     if node.op not in _COLLECTIVES:
         raise NotImplementedError(f"{node.op} {node.name!r} has no transport in memory.")
-    writer = _Writer(joined)
     inputs = [[_input(rank, name) for name in one.input] for rank, one in of_workers.items()]
     given = [[name for name in names if not name.startswith("^")] for names in inputs]
+    writer = _Writer(joined, [f"^{split_tensor(tensor_name(given[0][0]))[0]}"] if is_in_loop else [])
     comes = [
         taken if taken.startswith("^") else f"^{split_tensor(tensor_name(taken))[0]}"
         for names in inputs

@@ -75,6 +75,14 @@ def branches_at(view: GraphView, tensor: str) -> Branches:
     return _at(view, branches_of(view), tensor)
 
 
+@once_per_view
+def loop_conditions(view: GraphView) -> dict[str, str]:
+    """Frame -> the tensor that decides whether its loop runs another iteration."""
+    branches = branches_of(view)
+    decided = ((branches[node], node) for node in view.nodes_of(["LoopCond"]))
+    return {loops[-1].predicate: f"{node}:0" for found, node in decided if (loops := [b for b in found if b.is_loop])}
+
+
 def is_loop_merge(view: GraphView, node: str) -> bool:
     """Whether a Merge is the head of a loop and not the end of a conditional."""
     return any(view.op(split_tensor(t)[0]).endswith("NextIteration") for t in view.inputs(node))

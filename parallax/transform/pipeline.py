@@ -28,7 +28,7 @@ from parallax.transform.building.editor import (
     Worker,
     open_editor,
 )
-from parallax.transform.building.loop_entries import bring_into_loops
+from parallax.transform.building.loop_entries import bring_into_loops, run_in_order
 from parallax.transform.building.wire import Rounding
 from parallax.transform.invariants import check
 from parallax.transform.passes.accumulate import keep_gradients
@@ -173,6 +173,7 @@ def transform(
     changed = editor.finish()
     set_seeds(changed, frozenset(rewrites.equal_random_ops), worker.among_all)
     bring_into_loops(changed)
+    run_in_order(changed)
     set_shards(changed, worker.among_all)
     streams, inputs = RandomStreams(), IteratorsOfGraph()
     if worker.keeps_positions:

@@ -78,18 +78,20 @@ class Layouts:
 
 
 def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tuple[GradientSource, ...]:
-    """The gradients that are applied; gradients that a loss is computed from are ordinary tensors of the step.
+    """The gradients that are applied outside of loops; all others are ordinary tensors of the step.
+
+    A loss may be computed from a gradient; and a loop may take gradients, or apply them, in each iteration.
 
     Args:
         view: the graph.
         sources: where autodiff delivers gradients.
     """
     delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
-    before = view.computed_of(delivered)
-    last = []
+    before, branches, last = view.computed_of(delivered), branches_of(view), []
     for source in sources:
         outside = tuple(node for node in source.outside if node not in before)
-        if outside:
+        places = (split_tensor(source.values)[0], *outside)
+        if outside and not any(branch.is_loop for node in places for branch in branches[node]):
             last.append(replace(source, outside=outside))
     return tuple(last)
 

@@ -65,7 +65,7 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
         or not any(v in walk.facts.shared or v in walk.assumptions.table_of for v in variables)
     ):
         return
-    if any(branch.is_loop for branch in branches):
+    if any(branch.is_loop and not walk.agrees((branch,)) for branch in branches):
         raise GraphError(
             f"{op} {node!r} updates variable {variables[0]!r} in a loop, which may run a different number of times on "
             "each worker. Update the variable after the loop, or unroll the loop in Python."

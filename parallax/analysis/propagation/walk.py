@@ -22,7 +22,7 @@ from parallax.analysis.propagation.states import (
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.analysis.reading.lowering.function_bodies import Functions
 from parallax.base.errors import ParallaxError
-from parallax.graph.control_flow import SWITCHES, Branches
+from parallax.graph.control_flow import SWITCHES, Branches, loop_conditions
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView
 from parallax.plans.gradient_rows import AlikeRows, GradientPiece, SharedRows
@@ -190,8 +190,13 @@ class Walk:
         self.gathers.setdefault(tensor, (table, []))[1].extend(edges)
 
     def condition(self, branches: Branches) -> State:
-        """The state of the predicate of branches; the number of a loop's iterations may differ between workers."""
-        return find_worst_state([LOCAL if b.is_loop else self._predicate(b.predicate) for b in branches])
+        """The state of the predicates of branches, and of loops."""
+        return find_worst_state([(self._loop if b.is_loop else self._predicate)(b.predicate) for b in branches])
+
+    def _loop(self, frame: str) -> State:
+        """Whether a loop runs equally many iterations on all workers, as layouts let it do."""
+        layouts, decides = self.facts.layouts, loop_conditions(self.view).get(frame, "")
+        return SAME if layouts is not None and decides in layouts.facts else LOCAL
 
     def _predicate(self, tensor: str) -> State:
         """The state of a predicate for the ops that read it, or a copy of it."""

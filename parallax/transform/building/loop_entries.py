@@ -1,11 +1,13 @@
-"""Adds loop entries for outside tensors that new ops inside an iteration read."""
+"""Fits loops to the new ops inside: entries for outside tensors, and iterations one after the other."""
 
 from __future__ import annotations
 
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.transform.building.all_to_all import ALL_REDUCE
 
+_COLLECTIVES = (ALL_REDUCE, "QueueDequeueV2")
 _ENTERS, _EXITS = ("Enter", "RefEnter"), ("Exit", "RefExit")
 
 
@@ -35,6 +37,17 @@ def bring_into_loops(graph_def: GraphDef) -> None:
                     _add_enter(graph_def, enters[frame], name, tensor, view.dtype(view.inputs(node.name)[slot]))
                 tensor = f"{name}:0"
             node.input[slot] = tensor if tensor != tensor_name(node.input[slot]) else node.input[slot]
+
+
+def run_in_order(graph_def: GraphDef) -> None:
+    """Makes iterations with collectives run one after the other, in one order on all workers; modifies the graph."""
+    view = GraphView(graph_def)
+    branches = branches_of(view)
+    meeting = [one for node in view.nodes_of(_COLLECTIVES) for one in branches[node] if one.is_loop]
+    frames = {one.predicate for one in meeting}
+    for node in graph_def.node if frames else ():
+        if node.op in _ENTERS and node.attr["frame_name"].s.decode() in frames:
+            node.attr["parallel_iterations"].i = 1
 
 
 def _add_enter(graph_def: GraphDef, other: NodeDef, name: str, tensor: str, dtype: int) -> None:

@@ -2,9 +2,10 @@
 
 A loop is one unit. Each loop variable has the layout that an iteration returns for it; the traversal iterates over the
 loop body until the layouts reach a fixed point. Layout changes that need no communication happen inside the iteration.
-Where an iteration needs a tensor in another layout, the change is made before the loop if the tensor is a length or an
-operand of a reduction. Otherwise the loop reads its inputs replicated, and the tensors that it stores for the
-gradient's loop are replicated too.
+Where an iteration needs a length or a partial tensor replicated, the change is made before the loop if inputs of the
+loop make it so, and partial tensors of the iteration itself are reduced there: all workers run equally many iterations.
+Otherwise the loop reads its inputs replicated, and the tensors that it stores for the gradient's loop are replicated
+too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from parallax.graph.control_flow import LoopFrame, Unit
 from parallax.graph.lengths import Length
 from parallax.graph.tensor_stores import store_of
 from parallax.graph.view import NEXT_ITERATIONS, split_tensor
-from parallax.plans.layouts import Distinct, Layout, Pieces, Positions, Sharded
+from parallax.plans.layouts import Distinct, Layout, Partial, Pieces, Positions, Sharded
 
 _MOST_ROUNDS = 8
 _INSIDE = "loop "
@@ -81,7 +82,7 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]
     stored: Mapping[str, Fact] = {}
     for _ in range(_MOST_ROUNDS):
         inner = replace(
-            StepWalk(view, step.batches, step.part_variables, grown=step.grown),
+            StepWalk(view, step.batches, step.part_variables, step.completed, grown=step.grown),
             fed_scalars=step.fed_scalars,
             fed_lengths=step.fed_lengths,
             prefix=f"{step.prefix}{_INSIDE}{frame.name}/",
@@ -184,6 +185,7 @@ def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Set[str])
             step.require_layout(enter, 0, layout)
     for key, edges in inner.changes.items():
         step.changes.setdefault(key, []).extend(edges)
+    step.reduced |= inner.reduced
     step.converted_reads |= inner.converted_reads
     step.means += inner.means
     step.ranges += inner.ranges
@@ -239,8 +241,9 @@ def _find_completions(inner: StepWalk, starts: Set[str], required: Iterable[str]
     lengths = [(tensor, REPLICATED) for tensor in required if inner.facts[tensor].is_lengths]
     completions = set[str]()
     for tensor, layout in (*changes, *lengths):
+        before = inner.reduced.get(tensor, inner.facts[tensor].layout)
         sources = _find_incomplete(inner, starts, tensor)
-        if layout != REPLICATED or not sources:
+        if layout != REPLICATED or not (sources or isinstance(before, Partial)):
             return None
         completions |= sources
     shapes = [inner.view.inputs(one.edge.node)[one.edge.slot] for one in inner.shapes]
