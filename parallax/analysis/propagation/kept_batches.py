@@ -43,6 +43,12 @@ def check_kept(walk: Walk) -> None:
                     f"With accumulate_steps, an update must not depend on {tensor!r}, which is computed from a single "
                     "batch. Compute conditions and learning rates from variables, or leave accumulate_steps at 1."
                 )
+    for node in sorted((walk.facts.training & batches.keys()) - after - walk.facts.initial):
+        if not walk.facts.shared.isdisjoint(_find_written(walk, node)):
+            raise GraphError(
+                f"With accumulate_steps, an update covers several batches, but {view.op(node)} {node!r} updates "
+                f"{_find_written(walk, node)[0]!r} in a loop, from a single batch. Leave accumulate_steps at 1."
+            )
 
 
 def find_batch_writes(walk: Walk) -> tuple[str, ...]:
@@ -54,7 +60,12 @@ def find_batch_writes(walk: Walk) -> tuple[str, ...]:
 
 def _writes(walk: Walk, node: str) -> bool:
     """Whether a node writes variables, none of which is trained or a slot."""
+    variables = _find_written(walk, node)
+    return bool(variables) and (walk.facts.shared | walk.assumptions.table_of.keys()).isdisjoint(variables)
+
+
+def _find_written(walk: Walk, node: str) -> list[str]:
+    """The variables that a node writes."""
     written = state_op(walk.view.op(node), len(walk.view.inputs(node)))
     handles = [walk.state_at(node, slot) for slot in written.state] if written is not None else []
-    variables = {one.variable for one in handles if isinstance(one, Handle)}
-    return bool(variables) and variables.isdisjoint(walk.facts.shared | walk.assumptions.table_of.keys())
+    return [one.variable for one in handles if isinstance(one, Handle)]

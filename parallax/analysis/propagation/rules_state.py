@@ -68,7 +68,8 @@ def _check_condition(walk: Walk, node: str, variables: list[str]) -> None:
     if any(branch.is_loop and not walk.agrees((branch,)) for branch in branches):
         raise GraphError(
             f"{op} {node!r} updates variable {variables[0]!r} in a loop, which may run a different number of times on "
-            "each worker. Update the variable after the loop, or unroll the loop in Python."
+            "each worker. Leave the first dimension of the batch open (None), update the variable after the loop, or "
+            "unroll the loop in Python."
         )
     _refuse_opaque(walk.condition(branches))
     for branch in branches:
@@ -247,7 +248,8 @@ def _write_whole(walk: Walk, node: str, state: StateOp, variables: list[str]) ->
         raise GraphError(
             f"{op} {node!r} updates variable {variables[0]!r} with {tensor!r}, which depends on each worker's own "
             "batch and is not its gradient: a gradient taken within a loop (tf.while_loop, tf.map_fn) or computed by "
-            "hand, say. Take gradients outside of loops, by tf.gradients or a tape."
+            "hand, say. Leave the first dimension of the batch open (None), or take gradients outside of loops, by "
+            "tf.gradients or a tape."
             + ("" if _has_gradient(walk, variables[0]) else " If it is a statistic, create it with trainable=False.")
         )
     walk.new_local_variables.update(variables)

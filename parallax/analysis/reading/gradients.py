@@ -99,9 +99,9 @@ def _refuse_hidden(captured: CapturedGraph) -> None:
         if part and captured.variables[part].trainable and (hidden.writes or _writes_after(view, hidden.node)):
             raise GraphError(
                 f"{view.op(hidden.node)} {hidden.node!r} takes a gradient of {part!r} inside a loop or a conditional, "
-                "where the workers cannot sum their gradients. Take the gradient before the conditional and only "
-                "apply it inside; unroll loops in Python; instead of tf.hessians, use products with vectors "
-                "(tf.gradients of the sum of gradients times a vector)."
+                "where the workers cannot sum their gradients. Leave the first dimension of the batch open (None); or "
+                "take the gradient before the conditional and only apply it inside; unroll loops in Python; instead of "
+                "tf.hessians, use products with vectors (tf.gradients of the sum of gradients times a vector)."
             )
 
 

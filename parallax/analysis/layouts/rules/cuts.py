@@ -92,14 +92,30 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
     if part is None:
         return None
     _localize_places(step, node, range(1, 4), entry)
-    dims = list(step.fact(f"{node}:0", Sharded(result, part)).dims or ())
+    known = step.fact(f"{node}:0", Sharded(result, part)).dims
+    count = len(begin) - bin(masks["ellipsis"]).count("1") - bin(masks["shrink_axis"]).count("1")
+    dims = list(known or (ONE,) * max(count, *(left + 1 for _, left in place.values() if left is not None)))
     for axis, (cut, left) in place.items():
         is_whole = cut is None or (
             masks["begin"] >> cut & 1 and masks["end"] >> cut & 1 and stride and stride[cut] == ONE
         )
-        if is_whole and left is not None and left < len(dims) and fact.dims is not None:
+        if left is None or fact.dims is None:
+            continue
+        if is_whole:
             dims[left] = fact.dims[axis]
-    return step.all_outputs(node, Sharded(result, part), tuple(dims) or None)
+        elif known is None and cut is not None:
+            dims[left] = _measure(fact.dims[axis], facts[1:], masks, cut) or Length.of(f"{step.prefix}{node}[{left}]")
+    return step.all_outputs(node, Sharded(result, part), None if fact.dims is None else tuple(dims))
+
+
+def _measure(length: Length, bounds: list[Fact], masks: dict[str, int], entry: int) -> Length | None:
+    """The length of a slice of an axis, where that is a number."""
+    begin, end, stride = (fact.numbers() for fact in bounds)
+    if length.number is None or begin is None or end is None or stride is None:
+        return None
+    first = None if masks["begin"] >> entry & 1 else begin[entry]
+    last = None if masks["end"] >> entry & 1 else end[entry]
+    return Length.of(len(range(length.number)[first : last : stride[entry]]))
 
 
 def _localize_places(step: StepWalk, node: str, slots: Iterable[int], entry: int | None) -> None:
@@ -226,7 +242,7 @@ def slice_plainly(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def pad(step: StepWalk, node: str) -> list[Fact] | None:
-    """The sharded axis must have no padding; zeros around a partial sum are a part of it."""
+    """Pad, MirrorPad and its gradient: the sharded axis must have no padding; a partial sum stays one."""
     facts = step.inputs(node)
     if all(f.is_same or f.is_lengths for f in facts):
         return keep_plain(step, node, facts)
@@ -243,7 +259,9 @@ def pad(step: StepWalk, node: str) -> list[Fact] | None:
     if fact.dims is None or lengths != known:
         return step.all_outputs(node, fact.layout)
     pairs = zip(fact.dims, lengths[::2], lengths[1::2], strict=True)
-    return step.all_outputs(node, fact.layout, tuple(length + before + behind for length, before, behind in pairs))
+    sign = Length.of(-1 if step.view.op(node) == "MirrorPadGrad" else 1)
+    dims = tuple(length + sign * (before + behind) for length, before, behind in pairs)
+    return step.all_outputs(node, fact.layout, dims)
 
 
 def _find_paddings(step: StepWalk, node: str) -> list[Length | None]:

@@ -25,7 +25,11 @@ _MOVES = (
     "Transpose",
 )
 """Ops that leave each entry with its example, if their results are sharded like their input."""
-PARSE = ("ParseExample", "ParseExampleV2", "StringSplit", "StringSplitV2")
+PARSE = """
+    ParseExample ParseExampleV2 StringSplit StringSplitV2 SparseCross SparseCrossV2 SparseCrossHashed CTCGreedyDecoder
+    CTCBeamSearchDecoder
+    """.split()
+"""Ops that make sparse tensors of examples."""
 _GIVE_PLACES = ("Where", "SparseFillEmptyRows", *PARSE)
 _COUNT = ("ComputeAccidentalHits", *_GIVE_PLACES)
 

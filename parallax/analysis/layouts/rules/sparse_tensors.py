@@ -48,45 +48,6 @@ def find_places(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(0, shard), (shard.length, Length.of(fact.rank)))
 
 
-def parse_examples(step: StepWalk, node: str) -> list[Fact] | None:
-    """ParseExample: dense features by example; for sparse ones indices, which begin with the example's, and values."""
-    texts, *others = step.inputs(node)
-    attributes = step.view.nodes[node].attr
-    count = int(attributes["num_sparse" if step.view.op(node).endswith("V2") else "Nsparse"].i)
-    is_ragged = bool(attributes["ragged_value_types"].list.type)
-    if texts.axis != 0 or texts.part is None or texts.part != ShardedAxis(texts.part.batch) or is_ragged or step.prefix:
-        return None
-    if not all(fact.is_same for fact in others):
-        return None
-    facts = [step.fact(tensor, Sharded(0, texts.part)) for tensor in step.view.outputs(node)]
-    for feature in range(count):
-        for place, fact in enumerate(_make_sparse_tensor(step, node, texts.part, feature, count)):
-            facts[feature + place * count] = fact
-    return facts
-
-
-def split_texts(step: StepWalk, node: str) -> list[Fact] | None:
-    """StringSplit: a sparse tensor of the words of each text."""
-    texts, separator = step.inputs(node)
-    if texts.axis != 0 or texts.part is None or texts.part.blocks > 1 or not separator.is_same or step.prefix:
-        return None
-    return _make_sparse_tensor(step, node, texts.part)
-
-
-def _make_sparse_tensor(step: StepWalk, node: str, part: ShardedAxis, first: int = 0, apart: int = 1) -> list[Fact]:
-    """Indices, which begin with the example's, values, and the shape: every `apart`-th result."""
-    entries = ShardedAxis(part.batch, Length.of(f"{node}[{first}]{UNEVEN}"))
-    places, values, shape = (f"{node}:{first + place * apart}" for place in range(3))
-    step.ranges.append(OffsetRange(node, part, along=step.view.inputs(node)[0], output=first, shape=shape))
-    # The number of columns is that of the entries of a worker's longest example.
-    longest = Length.of(part.batch) * Length.of(f"{node}[{first}]{DISTINCT}")
-    return [
-        step.fact(places, Sharded(0, entries), (entries.length, Length.of(2))),
-        step.fact(values, Sharded(0, entries)),
-        step.fact(shape, LENGTHS, (Length.of(2),), (part.length, longest)),
-    ]
-
-
 def visit_sparse_feed(step: StepWalk, node: str, feed: SparseFeed, batch: str) -> list[Fact]:
     """A part of a sparse tensor that each worker is fed for its examples.
 

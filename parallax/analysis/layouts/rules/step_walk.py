@@ -235,6 +235,8 @@ class StepWalk:
             self.blocks.setdefault(layout.part.length, layout.part)
         if static == () and self.is_list(tensor):
             return Fact(layout, dims, value)
+        if dims is None and isinstance(value, tuple) and not self.is_list(tensor):
+            dims = (Length.of(len(value)),)
         known = self._static(tensor, layout) if dims is None or _is_unlike(dims, static) else dims
         if known is not None and static is not None:  # TensorFlow's integers are preferred where they exist
             known = tuple(

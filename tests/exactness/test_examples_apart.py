@@ -1,0 +1,89 @@
+"""Ops that treat each example by itself, and whose rules say so: nothing is gathered for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.exactness.loss_trials import tried
+
+v1 = tf.compat.v1
+FEEDS = {"x": lambda rng, rows: rng.randn(rows, 3), "y": lambda rng, rows: rng.randint(0, 4, [rows])}
+Program = Callable[[Any, Any, Any, Any], Any]
+"""(the batch `[rows, 3]`, classes `[rows]`, a matrix `[3, 4]`, a table `[11, 3]`) -> what is to be small."""
+
+
+def over_time(x: Any, w: Any) -> Any:
+    return tf.stack([x @ w, tf.sin(x) @ w, tf.cos(x) @ w])
+
+
+def mirrored(x: Any, w: Any, *paddings: Any, mode: str) -> Any:
+    padded = tf.pad(tf.reshape(x @ w, [-1, 2, 2]), [[0, 0], *paddings], mode)
+    return tf.reduce_sum(tf.sin(padded), 2)
+
+
+def counted(sparse: Any) -> Any:
+    return tf.reduce_sum(tf.sparse.to_dense(tf.cast(sparse, tf.float32)), 1)
+
+
+def greedy(x: Any, y: Any, w: Any, table: Any) -> Any:
+    found, likelihoods = tf.nn.ctc_greedy_decoder(over_time(x, w), tf.cast(y % 3 + 1, tf.int32))
+    return tf.reduce_sum(over_time(x, w), [0, 2]) - counted(found[0]) - likelihoods[:, 0]
+
+
+def by_beams(x: Any, y: Any, w: Any, table: Any) -> Any:
+    found, likelihoods = tf.nn.ctc_beam_search_decoder(over_time(x, w), tf.cast(y % 3 + 1, tf.int32), 5, 2)
+    return tf.reduce_sum(over_time(x, w), [0, 2]) - counted(found[0]) - counted(found[1]) - likelihoods[:, 1]
+
+
+def of_sparse_labels(x: Any, y: Any, w: Any, table: Any) -> Any:
+    labels = tf.cast(tf.stack([y % 3, tf.where(x[:, 0] > 0.0, y % 3, y * 0 + 3)], 1), tf.int32)
+    places = tf.where(labels < 3)
+    sparse = tf.SparseTensor(places, tf.gather_nd(labels, places), tf.shape(labels, tf.int64))
+    lengths = tf.fill([tf.shape(x)[0]], 3)
+    return v1.nn.ctc_loss(sparse, over_time(x, w), lengths, ignore_longer_outputs_than_inputs=True)
+
+
+def crossed(x: Any, y: Any, w: Any, table: Any) -> Any:
+    """Sparse features with dense ones."""
+    chosen = tf.where(tf.concat([x > 0.0, tf.ones_like(y[:, None], tf.bool)], 1))
+    ids = tf.tile(y[:, None], [1, 4]) + tf.range(4, dtype=tf.int64)
+    features = tf.SparseTensor(chosen, tf.gather_nd(ids, chosen), tf.shape(ids, tf.int64))
+    found = tf.sparse.cross_hashed([features, y[:, None] % 2], 11)
+    return tf.nn.embedding_lookup_sparse(table, found, None, combiner="mean")
+
+
+def crossed_texts(x: Any, y: Any, w: Any, table: Any) -> Any:
+    texts = tf.strings.as_string(y)[:, None], tf.strings.as_string(tf.cast(x[:, :1] > 0.0, tf.int32))
+    return tf.nn.embedding_lookup_sparse(table, tf.sparse.cross_hashed(texts, 11), None, combiner="sum")
+
+
+APART: dict[str, Program] = {
+    "reflected": lambda x, y, w, table: mirrored(x, w, [1, 1], [1, 1], mode="REFLECT"),
+    "repeated at the edges": lambda x, y, w, table: mirrored(x, w, [1, 1], [0, 1], mode="SYMMETRIC"),
+    "decoded": greedy,
+    "decoded by beams": by_beams,
+    "sparse labels": of_sparse_labels,
+    "crossed": crossed,
+    "crossed texts": crossed_texts,
+    "without an axis": lambda x, y, w, table: tf.squeeze((x @ w)[:, None]) @ tf.transpose(w) - x,
+    "without axes, then a vector": lambda x, y, w, table: tf.squeeze(tf.reduce_sum(x @ w, 1, keepdims=True)) - 0.1,
+    "a column of what had more axes": lambda x, y, w, table: (
+        tf.nn.softmax(tf.squeeze((x @ w)[..., None, None]))[:, 0] * tf.squeeze(tf.squeeze((x @ w)[..., None])[:, 1:2])
+    ),
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_nothing_is_gathered_for_ops_on_examples(case: str) -> None:
+    def build(rows: int | None) -> Any:
+        x, y = v1.placeholder(tf.float32, [rows, 3], name="x"), v1.placeholder(tf.int64, [rows], name="y")
+        w, table = v1.get_variable("w", [3, 4]), v1.get_variable("table", [11, 3])
+        loss = tf.reduce_mean(tf.square(APART[case](x, y, w, table)))
+        return v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    found = tried(build, FEEDS)
+    assert (found.kind, found.message, found.gathers) == ("equal", "", ())
