@@ -78,17 +78,10 @@ def outcome_of(case: str) -> Outcome:
     return tried(build, feeds, dtype="float64")
 
 
-@pytest.mark.parametrize("case", sorted({*CENTERS, *CENTER, *BESIDE} - {"rows in a loop"}))
+@pytest.mark.parametrize("case", sorted({*CENTERS, *CENTER, *BESIDE}))
 def test_state_is_written_from_the_global_batch(case: str) -> None:
     found = outcome_of(case)
     assert (found.kind, found.message) == ("equal", "")
-
-
-def test_state_that_a_loop_over_the_batch_writes_is_refused() -> None:
-    found = outcome_of("rows in a loop")
-    assert found.kind == "refused"
-    assert "depend on 'centers'" in found.message
-    assert "ResourceScatterSub" in found.message and "writes it in a loop" in found.message
 
 
 @pytest.mark.parametrize("control_flow_v2", [True, False])

@@ -148,6 +148,7 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, FetchedResults]:
         needed = [
             t for (t, to), edges in step.changes.items() if edges and to == REPLICATED and is_partial(step.facts[t])
         ]
+        needed += sorted(step.incomplete & step.facts.keys())
         step.gathered |= find_counted_lengths(step)
         found = completed | {tensor: step.facts[tensor].layout for tensor in needed}
         if (step.adjacent, step.fed_lengths) != (adjacent, fed_lengths):  # their facts were used

@@ -18,7 +18,7 @@ from parallax.analysis.propagation.propagate import propagate
 from parallax.analysis.propagation.walk import NoRule
 from parallax.analysis.reading.capture import CapturedGraph, CapturedVariable, variable_of_tensor
 from parallax.analysis.reading.gradients import (
-    RECORDED,
+    STATED,
     find_gradients,
     followed_variable,
     gradient_updates,
@@ -65,7 +65,7 @@ def classify(captured: CapturedGraph, accumulate_steps: int = 1) -> tuple[GraphS
     try:
         rewrites, routes, reasons = _find_best_case(captured, sources, routes, reasons, terms)
     except GraphError as error:
-        late = sorted({s.part for s in sources if s.found_by != RECORDED})
+        late = sorted({s.part for s in sources if s.found_by not in STATED})
         if not late:
             raise
         raise GraphError(f"{_LATE.format(', '.join(late[:5]))} {error}") from error
@@ -370,7 +370,7 @@ def _note_open_shapes(variables: tuple[VariableSpec, ...]) -> tuple[str, ...]:
 
 def _note_sources(sources: tuple[GradientSource, ...]) -> tuple[str, ...]:
     notes = []
-    for how in sorted({s.found_by for s in sources} - {RECORDED}):
+    for how in sorted({s.found_by for s in sources}.difference(STATED)):
         parts = sorted({s.part for s in sources if s.found_by == how})
         shown = ", ".join(parts[:5]) + (f" and {len(parts) - 5} more" if len(parts) > 5 else "")
         notes.append(f"gradients found by {how}, not recorded while the graph was built: {shown}")

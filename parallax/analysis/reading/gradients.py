@@ -13,12 +13,15 @@ from functools import partial
 
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.base.errors import GraphError
+from parallax.graph.batches import batch_by_node
 from parallax.graph.control_flow import SWITCHES
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
 
-RECORDED, NAME_SCOPE, UPDATE_OP = "recorded", "name scope", "update op"
+RECORDED, NAME_SCOPE, UPDATE_OP, BY_SCRIPT = "recorded", "name scope", "update op", "computed by the script"
+STATED = (RECORDED, BY_SCRIPT)
+"""Sources that are no guess."""
 
 
 def find_gradients(captured: CapturedGraph) -> tuple[GradientSource, ...]:
@@ -46,7 +49,21 @@ def find_gradients(captured: CapturedGraph) -> tuple[GradientSource, ...]:
         # Besides an update from the recorded gradient, only an optimizer uses another one that autodiff has made.
         if part not in accounted or (state.kind == "apply" and sources_of_update[0].found_by == NAME_SCOPE):
             sources += sources_of_update
-    return tuple(dict.fromkeys(sources))
+    return tuple(dict.fromkeys(sources or _find_computed(captured)))
+
+
+def _find_computed(captured: CapturedGraph) -> list[GradientSource]:
+    """What a script without autodiff writes to trained variables from the batch, where layouts tell what that is."""
+    view, initializers = captured.view, {one.initializer for one in captured.variables.values()}
+    sources = []
+    for node in batch_by_node(view) if captured.by_layouts else ():
+        state = state_op(view.op(node), len(view.inputs(node)))
+        if state is None or state.kind not in ("assign", "delta") or state.value is None or node in initializers:
+            continue
+        part = _find_written(captured, node, state)
+        if part in captured.variables and captured.variables[part].trainable:
+            sources.append(GradientSource(part, view.inputs(node)[state.value], None, (node,), BY_SCRIPT))
+    return sources
 
 
 def written_variable(captured: CapturedGraph, node: str) -> str:
@@ -99,9 +116,10 @@ def _refuse_hidden(captured: CapturedGraph) -> None:
         if part and captured.variables[part].trainable and (hidden.writes or _writes_after(view, hidden.node)):
             raise GraphError(
                 f"{view.op(hidden.node)} {hidden.node!r} takes a gradient of {part!r} inside a loop or a conditional, "
-                "where the workers cannot sum their gradients. Leave the first dimension of the batch open (None); or "
-                "take the gradient before the conditional and only apply it inside; unroll loops in Python; instead of "
-                "tf.hessians, use products with vectors (tf.gradients of the sum of gradients times a vector)."
+                "where the workers cannot sum their gradients. Take the gradient before the conditional and only "
+                "apply it inside, or leave the first dimension of the batch open (None); unroll loops in Python; "
+                "instead of tf.hessians, use products with vectors (tf.gradients of the sum of gradients times a "
+                "vector)."
             )
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from parallax.analysis.reading.batches.batch_sources import random_ops
 from parallax.analysis.reading.capture import CapturedGraph
-from parallax.analysis.reading.gradients import RECORDED, gradient_updates
+from parallax.analysis.reading.gradients import STATED, gradient_updates
 from parallax.analysis.reading.train_ops import train_ops
 from parallax.graph.spec import GradientSource, GraphSpec, VariableClass
 from parallax.graph.view import GraphView
@@ -33,7 +33,7 @@ def suspicions(captured: CapturedGraph, spec: GraphSpec, sources: tuple[Gradient
     updates = gradient_updates(captured, sources)
     step = captured.view.ancestors(updates)
     suspicious = [*_of_updates(captured, sources), *_of_variables(spec)]
-    parts = sorted({s.part for s in sources if s.found_by != RECORDED})
+    parts = sorted({s.part for s in sources if s.found_by not in STATED})
     if parts:
         suspicious.append(
             Suspicion(

@@ -102,15 +102,27 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]
         for head, fact in facts.items():
             enter, next_turn, is_nothing = begins[head]
             next_fact = _see_outside(step, f"{head}:0", inner.facts[next_turn])
-            joined_by_head[head] = grown.get(head) or join_turns(step, f"{head}:0", fact, next_fact, is_nothing)
+            joined = grown.get(head) or join_turns(step, f"{head}:0", fact, next_fact, is_nothing)
+            if joined is not None and is_partial(joined) and f"{head}:0" in step.completed:
+                joined = replace(joined, layout=REPLICATED)
+            joined_by_head[head] = joined
         if joined_by_head == facts and inner.stored == stored:
             inner.gathered -= step.gathered
+            for head, fact in facts.items():
+                _convert_result(inner, split_tensor(begins[head][1])[0], fact.layout)
             return inner
         joined_facts = {head: fact for head, fact in joined_by_head.items() if fact is not None}
         if len(joined_facts) < len(joined_by_head):
             return None
         facts, stored = joined_facts, inner.stored
     return None
+
+
+def _convert_result(inner: StepWalk, next_turn: str, layout: Layout) -> None:
+    """Makes an iteration return a partial or replicated loop variable in the layout with which iterations begin."""
+    fact = inner.facts[f"{next_turn}:0"]
+    if layout in (REPLICATED, COUNTED) and fact.layout != layout and (fact.is_same or is_partial(fact)):
+        inner.require_layout(next_turn, 0, layout)
 
 
 def _find_begin(step: StepWalk, head: str, starts: Mapping[str, Fact]) -> tuple[str, str, bool]:
@@ -186,6 +198,7 @@ def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Set[str])
     for key, edges in inner.changes.items():
         step.changes.setdefault(key, []).extend(edges)
     step.reduced |= inner.reduced
+    step.incomplete |= inner.incomplete
     step.converted_reads |= inner.converted_reads
     step.means += inner.means
     step.ranges += inner.ranges

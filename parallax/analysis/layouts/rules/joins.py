@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parallax.analysis.layouts.rules.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
-from parallax.analysis.layouts.rules.step_walk import StepWalk
+from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.graph.control_flow import branches_at, branches_of
 from parallax.graph.lengths import Length
 from parallax.graph.view import GraphView, split_tensor
@@ -88,13 +88,17 @@ def join_turns(step: StepWalk, output: str, one: Fact, other: Fact, is_nothing: 
         other: the fact after it.
         is_nothing: whether it begins with zeros, which match any layout, and are a part of any sum.
     """
-    if not is_nothing:
-        return join_facts(step, output, one, other)
-    if one.is_same and other.is_sum:  # the iteration adds a sum to these zeros, which may be uncounted yet
+    if is_nothing and one.is_same and other.is_sum:  # an iteration adds a sum to them, which may be uncounted yet
         return Fact(SUM, _join_dims(step, output, SUM, one, other))
-    if one.is_same and isinstance(other.layout, Sharded):
-        step.find_fed_length(other.layout.part, (one.dims or ())[other.layout.axis :][:1])
-    return join_facts(step, output, Fact(SUM if one.layout == SUM else other.layout, one.dims), other)
+    if is_nothing:
+        if one.is_same and isinstance(other.layout, Sharded):
+            step.find_fed_length(other.layout.part, (one.dims or ())[other.layout.axis :][:1])
+        one = Fact(SUM if one.layout == SUM else other.layout, one.dims)
+    joined = join_facts(step, output, one, other)
+    if joined is not None or step.is_list(output) or not all(f.is_same or is_partial(f) for f in (one, other)):
+        return joined
+    layout: Layout = COUNTED if all(f.is_same or f.is_sum for f in (one, other)) else REPLICATED
+    return Fact(layout, _join_dims(step, output, layout, one, other))
 
 
 def _join_layouts(step: StepWalk, one: Fact, other: Fact) -> Layout | None:

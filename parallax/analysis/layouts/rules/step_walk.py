@@ -28,6 +28,8 @@ from parallax.plans.layouts import (
 
 _Key = tuple[str, Layout]
 _VARIANT = 21  # types.proto
+_STORE = {"TensorListPushBack": 1, "TensorListSetItem": 2, "TensorListFromTensor": 0}
+"""Ops that store tensors in a list: the input that is stored."""
 REMEDY = "Move this computation out of the training step, for example into the input pipeline, and feed its result."
 
 
@@ -64,6 +66,7 @@ class StepWalk:
         fed_lengths: those of them that are fed the length of a per-worker batch -> the placeholder of that batch.
         gathered: nodes that a previous traversal found to read replicated inputs, as a list of tensors cannot be
             gathered; and stacks and TensorArrays of replicated tensors.
+        incomplete: partial tensors of lists that are required complete.
         is_script: whether each worker's script feeds its batches.
         stored: stack or TensorArray -> the fact of its elements.
         stored_before: the same, at the end of a loop's last iteration.
@@ -82,6 +85,7 @@ class StepWalk:
     fed_scalars: Set[str] = frozenset()
     fed_lengths: dict[str, str] = field(default_factory=dict)
     gathered: set[str] = field(default_factory=set)
+    incomplete: set[str] = field(default_factory=set)
     facts: dict[str, Fact] = field(default_factory=dict)
     changes: dict[_Key, list[Edge]] = field(default_factory=dict)
     converted_reads: dict[Edge, Layout] = field(default_factory=dict)
@@ -136,7 +140,10 @@ class StepWalk:
             self.converted_reads[edge] = layout
             return Fact(layout, fact.dims)
         if self.is_list(tensor) or (isinstance(fact.layout, Concatenated) and layout == REPLICATED):
-            if fact.layout != BLANK:
+            items = {one for one in items_of_list(self.view, tensor) if is_partial(self.facts.get(one, fact))}
+            if isinstance(fact.layout, Partial) and items - self.completed.keys():
+                self.incomplete |= items  # the next traversal reduces them before they are stored
+            elif fact.layout != BLANK:
                 self.gathered.add(split_tensor(tensor)[0])
             self.converted_reads[edge] = layout
             return Fact(layout, fact.dims)
@@ -323,6 +330,21 @@ class StepWalk:
 
 def _is_unlike(dims: Dims, static: tuple[int | None, ...] | None) -> bool:
     return static is not None and len(static) != len(dims)
+
+
+def items_of_list(view: GraphView, tensor: str) -> set[str]:
+    """The tensors that are stored in a list, one by one or as slices."""
+    items, waiting, seen = set[str](), [tensor], {tensor}
+    while waiting:
+        node, number = split_tensor(waiting.pop())
+        inputs = view.inputs(node)
+        if view.op(node) in _STORE:
+            items.add(inputs[_STORE[view.op(node)]])
+        lists = [one for one in inputs if view.dtype(one) == _VARIANT and one not in seen]
+        lists = [one for one in lists if view.op(node) != "IdentityN" or one == inputs[number]]
+        seen.update(lists)
+        waiting += lists
+    return items
 
 
 def is_partial(fact: Fact) -> bool:
