@@ -226,6 +226,7 @@ class OffsetRange:
         output: the index of the node's result that has the numbers.
         columns: the number of values along the last axis, from the first one on, that index the axis' entries.
         shape: a tensor with the shape of the sparse tensor whose indices the numbers are, or empty.
+        times: the scalar by which the numbers of a Range are multiplied, where it is not 1; else empty.
     """
 
     node: str
@@ -235,6 +236,7 @@ class OffsetRange:
     output: int = 0
     columns: int = 1
     shape: str = ""
+    times: str = ""
 
 
 @dataclass(frozen=True, slots=True)

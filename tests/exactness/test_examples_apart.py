@@ -61,7 +61,15 @@ def crossed_texts(x: Any, y: Any, w: Any, table: Any) -> Any:
     return tf.nn.embedding_lookup_sparse(table, tf.sparse.cross_hashed(texts, 11), None, combiner="sum")
 
 
+def from_first_entries(x: Any, y: Any, w: Any, table: Any) -> Any:
+    """Entries of examples, by the number of each example's first one."""
+    flat = tf.reshape(tf.tanh(x @ w), [-1])
+    return tf.gather(flat, tf.range(0, tf.size(flat), 4) + tf.cast(y, tf.int32))
+
+
 APART: dict[str, Program] = {
+    "the largest": lambda x, y, w, table: tf.reduce_sum(tf.math.top_k(x @ w, 2)[0], 1),
+    "from first entries": from_first_entries,
     "reflected": lambda x, y, w, table: mirrored(x, w, [1, 1], [1, 1], mode="REFLECT"),
     "repeated at the edges": lambda x, y, w, table: mirrored(x, w, [1, 1], [0, 1], mode="SYMMETRIC"),
     "decoded": greedy,

@@ -280,7 +280,8 @@ class _Build:
             entries = editor.tensor(one.along) if one.along else counted
             factor = tf.shape(entries, out_type=tf.int64)[0] // tf.maximum(local, 1)
         first = self._firsts[one.node] = self._offset(one.part.batch) * factor
-        editor.redirect(one.edges, add_to_numbers(counted, tf.convert_to_tensor(first), one.columns))
+        added = first * tf.cast(editor.tensor(one.times), tf.int64) if one.times else tf.convert_to_tensor(first)
+        editor.redirect(one.edges, add_to_numbers(counted, added, one.columns))
 
     def fill_rows(self, one: FilledRows) -> None:
         """Pads rows to the number of this worker's examples: its last ones may have no entries.

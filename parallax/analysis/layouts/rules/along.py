@@ -66,6 +66,9 @@ def make_axis_rule(find_axes: FindAxes, drops_axes: bool = False, is_alike: bool
         if axes is None or fact.axis is None or fact.part is None or fact.rank is None:
             return None
         over = {axis % fact.rank for axis in axes}
+        if fact.axis in over and dims is not None:  # examples interact, in the shape of the input
+            step.gather(node)
+            return step.all_outputs(node, REPLICATED, dims)
         if fact.axis in over:
             return None
         step.replicate(node, range(1, len(facts)))
@@ -226,20 +229,20 @@ def one_hot(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def make_range(step: StepWalk, node: str) -> list[Fact] | None:
-    """Range: sharded if its length is the batch's, and a worker's numbers begin at its offset."""
+    """Range: sharded if it has a number for each entry of a batch; a worker's numbers begin at its offset."""
     facts = step.inputs(node)
     first, limit, delta = (f.value for f in facts)
-    length = limit - first if isinstance(limit, Length) and isinstance(first, Length) and delta == ONE else None
+    count = limit - first if isinstance(limit, Length) and isinstance(first, Length) else None
+    length = count.divide(delta) if count is not None and isinstance(delta, Length) else None
     dims = None if length is None or (length.number or 0) < 0 else (length,)
     if all(f.is_same for f in facts):
         return step.all_outputs(node, REPLICATED, dims, compute_value(step.view, node, facts))
-    part = step.part_of(limit) if isinstance(limit, Length) else None
-    is_plain = _is_plain(facts) and first == Length() and delta == ONE
-    if part is None or not part.is_even or not is_plain:
+    part = step.part_of(length)
+    if part is None or not part.is_even or not _is_plain(facts) or first != Length() or not facts[2].is_same:
         step.replicate(node)
         return step.all_outputs(node, REPLICATED, dims)
     step.keep_local(node)
-    step.ranges.append(OffsetRange(node, part))
+    step.ranges.append(OffsetRange(node, part, times="" if delta == ONE else step.view.inputs(node)[2]))
     return step.all_outputs(node, Sharded(0, part))
 
 

@@ -22,7 +22,7 @@ from parallax.graph.control_flow import LoopFrame, Unit
 from parallax.graph.lengths import Length
 from parallax.graph.tensor_stores import store_of
 from parallax.graph.view import NEXT_ITERATIONS, split_tensor
-from parallax.plans.layouts import Distinct, Layout, Partial, Pieces, Positions, Sharded
+from parallax.plans.layouts import Distinct, ExampleNumbers, Layout, Partial, Pieces, Positions, Sharded
 
 _MOST_ROUNDS = 8
 _INSIDE = "loop "
@@ -274,6 +274,8 @@ def _find_completions(inner: StepWalk, starts: Set[str], required: Iterable[str]
 def _is_own(inner: StepWalk, tensor: str, after: Layout) -> bool:
     """Whether a worker can change a layout without communication, from its values of one iteration."""
     before = inner.facts[tensor].layout
+    if isinstance(after, ExampleNumbers):
+        return after.part.is_even
     if before == LENGTHS and after == REPLICATED:
         return _is_computable(inner, tensor)
     return before in (REPLICATED, SUM) and after == COUNTED

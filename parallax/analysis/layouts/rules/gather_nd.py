@@ -223,15 +223,19 @@ def find_numbers(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool 
 def _find_sums(step: StepWalk, tensor: str, part: ShardedAxis) -> ExampleNumbers | None:
     """Sums of an example's index times its number of entries, and another number: an index of such an entry."""
     view = step.view
-    node = _find_moved(step, tensor)
+    node, example = _find_moved(step, tensor), ShardedAxis(part.batch)
     if view.op(node) not in ("Add", "AddV2"):
         return None
     for one in view.inputs(node):
         product = _find_moved(step, one)
+        for counted in step.ranges:
+            is_first = (counted.node, counted.part) == (product, example) and counted.times
+            if is_first and step.facts[counted.times].value == part.factor:
+                return ExampleNumbers(part, product, counted.times)
         if view.op(product) == "Mul":
-            for times, counted in (view.inputs(product), view.inputs(product)[::-1]):
+            for times, numbers in (view.inputs(product), view.inputs(product)[::-1]):
                 fact = step.facts[times]
-                counter = _find_counter(step, counted, ShardedAxis(part.batch)) if fact.is_same else None
+                counter = _find_counter(step, numbers, example) if fact.is_same else None
                 if counter is not None and fact.rank == 0 and fact.value == part.factor:
                     return ExampleNumbers(part, counter, times)
     return None
@@ -252,7 +256,8 @@ def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool
         (node, output), fact = split_tensor(tensor), step.facts[tensor]
         op, inputs = view.op(node), view.inputs(node)
         if op in ("Range", *_COUNT) or node in sparse_feeds(view):
-            is_counted = any((one.node, one.output, one.part) == (node, output, part) for one in step.ranges)
+            plain = (node, output, part, "")
+            is_counted = any((one.node, one.output, one.part, one.times) == plain for one in step.ranges)
             is_number = is_first or op not in (*_GIVE_PLACES, "Placeholder") or (fact.dims or (ONE,))[-1] == ONE
             return node if is_counted and is_number else None
         if fact.part is None:

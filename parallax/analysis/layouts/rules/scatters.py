@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parallax.analysis.layouts.rules.elementwise import align
 from parallax.analysis.layouts.rules.facts import REPLICATED, SUM, Fact
-from parallax.analysis.layouts.rules.gather_nd import count_components, find_first_numbers
+from parallax.analysis.layouts.rules.gather_nd import count_components, find_first_numbers, find_numbers
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.plans.layouts import Sharded, ShardedAxis
 
@@ -20,15 +20,17 @@ def scatter(step: StepWalk, node: str) -> list[Fact] | None:
         return step.all_outputs(node, Sharded(window, rows.part), known if len(known) == len(dims) else None)
     if places.axis != 0 or part is None:
         return None
-    numbers = find_first_numbers(step, node, 0, part)
-    is_of_example = dims and dims[0] == part.length and rows.part == part == ShardedAxis(part.batch)
-    if numbers is None or dims is None or not is_of_example or rows.axis != 0:
+    example = step.part_of(dims[0]) if dims and (rows.axis, rows.part) == (0, part) else None
+    numbers = None if example is None else find_first_numbers(step, node, 0, example)
+    if numbers is None and example is not None and count_components(places) == 1:
+        numbers = find_numbers(step, step.view.inputs(node)[0], example)
+    if numbers is None or dims is None or example is None:
         step.require_layout(node, 2, REPLICATED)
         return None if align(step, node, 1, rows, 0, part).part is None else step.all_outputs(node, SUM)
     step.require_layout(node, 0, numbers)
     step.localize(node, 2, 0, dims)
     known = tuple(length for length in dims if length is not None)
-    return step.all_outputs(node, Sharded(0, part), known if len(known) == len(dims) else None)
+    return step.all_outputs(node, Sharded(0, example), known if len(known) == len(dims) else None)
 
 
 def scatter_into(step: StepWalk, node: str) -> list[Fact] | None:

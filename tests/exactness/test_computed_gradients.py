@@ -1,0 +1,42 @@
+"""Scripts that compute the gradients of their examples without autodiff, and write them themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.exactness.loss_trials import tried
+
+v1 = tf.compat.v1
+F = tf.float64
+
+
+def over_deviations(of_examples: Any, w: Any) -> Any:
+    mean, variance = tf.nn.moments(of_examples, 0)
+    return w.assign_sub(0.1 * mean / tf.sqrt(variance + 0.1))
+
+
+def clipped(of_examples: Any, w: Any) -> Any:
+    return w.assign_sub(0.1 * tf.reduce_mean(tf.clip_by_norm(of_examples, 1.0, axes=[1]), 0))
+
+
+def decayed(of_examples: Any, w: Any) -> Any:
+    return w.assign(0.9 * w - 0.1 * tf.reduce_mean(of_examples, 0))
+
+
+def by_signs(of_examples: Any, w: Any) -> Any:
+    return w.assign_add(-0.1 * tf.sign(tf.reduce_sum(of_examples, 0)))
+
+
+@pytest.mark.parametrize("write", [over_deviations, clipped, decayed, by_signs])
+def test_what_a_script_writes_from_its_examples_is_of_the_global_batch(write: Any) -> None:
+    def build(rows: int | None) -> Any:
+        x, y = v1.placeholder(F, [rows, 6], name="x"), v1.placeholder(F, [rows], name="y")
+        w = v1.get_variable("w", [6], F, use_resource=True)
+        return write(x * (tf.linalg.matvec(x, w) - y)[:, None], w).op
+
+    feeds = {"x": lambda rng, rows: rng.randn(rows, 6), "y": lambda rng, rows: rng.randn(rows)}
+    found = tried(build, feeds, dtype="float64")
+    assert (found.kind, found.message, found.gathers, found.notes) == ("equal", "", (), ())
