@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from tensorflow.core.framework import attr_value_pb2
 
 from parallax.base.types import Graph, NodeDef, Operation, Tensor, Variable
+from parallax.graph.tensor_stores import tensors_read
 from parallax.graph.view import EXAMPLES, NEXT_ITERATIONS, GraphView, once_per_view, split_tensor
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
@@ -262,7 +263,7 @@ def batch_by_node(view: GraphView) -> dict[str, str]:
         for node in view.topological_order():
             if node in batches:
                 continue
-            for tensor in view.inputs(node):
+            for tensor in tensors_read(view, node):
                 if (before := split_tensor(tensor)[0]) in batches:
                     batches[node] = batches[before]
                     break

@@ -20,6 +20,13 @@ def store_of(view: GraphView, handle: str) -> str:
     return _follow(view, handle, _find_pushed(view))
 
 
+def tensors_read(view: GraphView, node: str) -> list[str]:
+    """The tensors from which a node computes: its inputs, and what was pushed onto the stack that it pops."""
+    inputs = list(view.inputs(node))
+    item = _find_pushed(view).get(store_of(view, inputs[0])) if view.op(node) == "StackPopV2" else None
+    return inputs if item is None else [*inputs, item]
+
+
 def _follow(view: GraphView, handle: str, pushed: Mapping[str, str]) -> str:
     node = split_tensor(handle)[0]
     while True:
