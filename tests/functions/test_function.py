@@ -361,6 +361,8 @@ def in_a_loop(dense, x, y, update):
 def test_steps_of_a_loop_reduce_their_gradients():
     plan = planned(in_a_loop)
     assert [one.route for one in plan.variables if one.name.startswith("dense")] == ["allreduce", "allreduce"]
+    (note,) = plan.notes
+    assert note.endswith("in each iteration: bytes are those of one iteration")
 
 
 def by_a_jacobian(dense, x, y, update):

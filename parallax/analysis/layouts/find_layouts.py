@@ -25,6 +25,7 @@ from parallax.analysis.layouts.training_graph import (
     find_step,
 )
 from parallax.analysis.layouts.visit_step import visit_all
+from parallax.analysis.reading.gradients import is_in_loop
 from parallax.base.errors import GraphError
 from parallax.graph.batches import ADDED, ROWS, VALUE, WHOLE, batch_by_node, find_report_kind, is_partial_sum
 from parallax.graph.control_flow import branches_of, units_of
@@ -87,11 +88,10 @@ def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tupl
         sources: where autodiff delivers gradients.
     """
     delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
-    before, branches, last = view.computed_of(delivered), branches_of(view), []
+    before, last = view.computed_of(delivered), []
     for source in sources:
         outside = tuple(node for node in source.outside if node not in before)
-        places = (split_tensor(source.values)[0], *outside)
-        if outside and not any(branch.is_loop for node in places for branch in branches[node]):
+        if outside and not is_in_loop(view, replace(source, outside=outside)):
             last.append(replace(source, outside=outside))
     return tuple(last)
 

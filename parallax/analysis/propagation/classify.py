@@ -22,6 +22,7 @@ from parallax.analysis.reading.gradients import (
     find_gradients,
     followed_variable,
     gradient_updates,
+    is_in_loop,
     written_variable,
 )
 from parallax.analysis.reading.row_reads import lookup_edges
@@ -32,6 +33,7 @@ from parallax.graph.ops import ELEMENTWISE, state_op
 from parallax.graph.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
 from parallax.graph.view import EXAMPLES, GraphView, split_tensor
 from parallax.plans.rewrites import Rewrites, TrainingMode
+from parallax.report.text import list_first
 
 _LADDER = {"alltoall": "allgather", "allgather": "raw"}
 """The next route of a part whose route led to an op without a rule."""
@@ -86,7 +88,12 @@ def classify(captured: CapturedGraph, accumulate_steps: int = 1) -> tuple[GraphS
         exchanged=frozenset([p.table for p in rewrites.pushes] + [c.op for c in rewrites.collects]),
     )
     variables = tuple(_make_variable(case, by_name[name]) for name in sorted(by_name))
-    notes = (*_note_sources(sources), *_note_open_shapes(variables), *lazy_notes(captured, variables))
+    notes = (
+        *_note_sources(sources),
+        *_note_loops(captured, sources),
+        *_note_open_shapes(variables),
+        *lazy_notes(captured, variables),
+    )
     notes = (*notes, *rewrites.notes)
     return GraphSpec(captured.fingerprint, variables, notes, model_key(variables), captured.by_layouts), sources
 
@@ -368,10 +375,16 @@ def _note_open_shapes(variables: tuple[VariableSpec, ...]) -> tuple[str, ...]:
     return (f"shape unknown until the graph runs, bytes not counted: {', '.join(names)}",) if names else ()
 
 
+def _note_loops(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> tuple[str, ...]:
+    parts = sorted({source.part for source in sources if is_in_loop(captured.view, source)})
+    if not parts or not captured.by_layouts:
+        return ()
+    return (f"a loop takes the gradients of {list_first(parts)} in each iteration: bytes are those of one iteration",)
+
+
 def _note_sources(sources: tuple[GradientSource, ...]) -> tuple[str, ...]:
     notes = []
     for how in sorted({s.found_by for s in sources}.difference(STATED)):
         parts = sorted({s.part for s in sources if s.found_by == how})
-        shown = ", ".join(parts[:5]) + (f" and {len(parts) - 5} more" if len(parts) > 5 else "")
-        notes.append(f"gradients found by {how}, not recorded while the graph was built: {shown}")
+        notes.append(f"gradients found by {how}, not recorded while the graph was built: {list_first(parts, 5)}")
     return tuple(notes)

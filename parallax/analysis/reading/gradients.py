@@ -14,7 +14,7 @@ from functools import partial
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.base.errors import GraphError
 from parallax.graph.batches import batch_by_node
-from parallax.graph.control_flow import SWITCHES
+from parallax.graph.control_flow import SWITCHES, branches_of
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, split_tensor
@@ -64,6 +64,12 @@ def _find_computed(captured: CapturedGraph) -> list[GradientSource]:
         if part in captured.variables and captured.variables[part].trainable:
             sources.append(GradientSource(part, view.inputs(node)[state.value], None, (node,), BY_SCRIPT))
     return sources
+
+
+def is_in_loop(view: GraphView, source: GradientSource) -> bool:
+    """Whether a loop takes a gradient, or reads it, in each iteration."""
+    nodes, branches = (split_tensor(source.values)[0], *source.outside), branches_of(view)
+    return any(branch.is_loop for node in nodes for branch in branches[node])
 
 
 def written_variable(captured: CapturedGraph, node: str) -> str:
