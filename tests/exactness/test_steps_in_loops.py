@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from parallax import Config
+from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
+from parallax.plans.plan import one_host
 from tests.exactness.loss_trials import tried
 
 v1 = tf.compat.v1
@@ -174,3 +177,18 @@ def test_gradients_of_a_loop_s_iterations_are_those_of_the_global_batch(steps: A
 def test_a_worker_without_examples_takes_the_steps_of_a_loop_too(steps: Any) -> None:
     found = tried(lambda rows: steps(Model(rows)), FEEDS, dtype="float64", rows=1)
     assert (found.kind, found.message) == ("equal", "")
+
+
+def test_numbers_drawn_in_a_loop_s_steps_are_each_example_s_or_equal() -> None:
+    def step(model: Model) -> Any:
+        kept = tf.random.uniform(tf.shape(model.x), dtype=F, name="of_examples")
+        noise = tf.random.normal([3, 4], dtype=F, name="of_weights")
+        return model.w.assign_sub(tf.gradients(model.loss(model.x * kept), [model.w])[0] + noise)
+
+    graph = tf.Graph()
+    with graph.as_default():
+        model = Model(None)
+        repeated(3, lambda _: step(model))
+    analysed = analyse(graph)
+    drawn = rewrites_of(analysed, plan_for(analysed, one_host(2), Config()), False).equal_random_ops
+    assert [name for name in drawn if "of_" in name] == ["while/lowered/body/of_weights/RandomStandardNormal"]

@@ -25,7 +25,6 @@ from parallax.analysis.layouts.training_graph import (
     find_step,
 )
 from parallax.analysis.layouts.visit_step import visit_all
-from parallax.analysis.reading.gradients import is_in_loop
 from parallax.base.errors import GraphError
 from parallax.graph.batches import ADDED, ROWS, VALUE, WHOLE, batch_by_node, find_report_kind, is_partial_sum
 from parallax.graph.control_flow import branches_of, units_of
@@ -79,9 +78,7 @@ class Layouts:
 
 
 def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tuple[GradientSource, ...]:
-    """The gradients that are applied outside of loops; all others are ordinary tensors of the step.
-
-    A loss may be computed from a gradient; and a loop may take gradients, or apply them, in each iteration.
+    """The gradients that are applied; gradients that a loss is computed from are ordinary tensors of the step.
 
     Args:
         view: the graph.
@@ -91,7 +88,7 @@ def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tupl
     before, last = view.computed_of(delivered), []
     for source in sources:
         outside = tuple(node for node in source.outside if node not in before)
-        if outside and not is_in_loop(view, replace(source, outside=outside)):
+        if outside:
             last.append(replace(source, outside=outside))
     return tuple(last)
 

@@ -20,7 +20,7 @@ from parallax.analysis.propagation.own_state import check_parts
 from parallax.analysis.propagation.rewrites_found import collect_rewrites
 from parallax.analysis.propagation.walk import Assumptions, GraphFacts, Walk
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
-from parallax.analysis.reading.gradients import followed_variable, gradient_updates
+from parallax.analysis.reading.gradients import followed_variable, gradient_updates, is_in_loop
 from parallax.analysis.reading.lowering.function_bodies import Functions, functions_of
 from parallax.base.errors import GraphError, ParallaxError
 from parallax.graph.batches import is_of_script, is_partial_sum
@@ -99,12 +99,13 @@ def _begin(
     """
     view = captured.view
     functions = functions_of(view, lambda op: visit_node.differs(op, equal_randomness))
-    sources = last_gradients(view, sources)
+    applied = last_gradients(view, sources)
+    sources = tuple(source for source in applied if not is_in_loop(view, source))
     spread = {part for part, route in routes.items() if route == "alltoall"}
-    updates = gradient_updates(captured, sources)
+    updates = gradient_updates(captured, applied)
     initializers = {v.initializer for v in captured.variables.values() if v.initializer}
     training = view.ancestors(updates - initializers)
-    delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
+    delivered = [split_tensor(t)[0] for s in applied for t in s.tensors]
     dense_sources: dict[str, list[GradientSource]] = {}
     for source in sources:
         if source.indices is None:
@@ -118,7 +119,7 @@ def _begin(
             part: _make_table(captured, part, placements.get(part, Placement()))
             for part in sorted(spread | placements.keys())
         },
-        shared=visit_node.shared_variables(captured, sources, updates),
+        shared=visit_node.shared_variables(captured, applied, updates),
         training=training,
         read=view.computed_of(updates - initializers),
         initial=initial,

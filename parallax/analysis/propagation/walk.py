@@ -59,7 +59,7 @@ class GraphFacts:
 
     Attributes:
         captured: the graph.
-        sources: where autodiff delivers gradients.
+        sources: where autodiff delivers gradients, outside of loops.
         routes: variable op -> route, for every part whose gradient comes as IndexedSlices.
         tables: table op -> table, for the parts whose rows have owners.
         shared: variable ops that training writes: they must be equal on all workers.
