@@ -2,8 +2,9 @@
 
 Leaders all-reduce n bytes of dense variables and state, so each of p islands sends 2 (p - 1) / p n over the links
 between them, and its leader then broadcasts n bytes within. Of a table whose rows have owners, the hosts of an island
-send at once 2 (p - 1) / p of a bit for each row, and of the rows that any island has touched since the last meeting.
-Each exchange follows the other, and takes what the profile's line of all-reduces says.
+send at once 2 (p - 1) / p of a bit for each row, and of the rows that any island has touched since the last meeting;
+they share the link to other islands if its rate was measured, and else each has its own. Each exchange follows the
+other, and takes what the profile's line of all-reduces says.
 """
 
 from __future__ import annotations
@@ -102,11 +103,10 @@ def predict_meeting(
     if between is None or (plan.num_workers > 1 and within is None):
         return known
     rate = _slowest(measured.cluster, len(hosts))
-    seconds = between.seconds(islands.count, part * sent_dense, measured.cluster.between_bytes_per_s or rate)
-    seconds += sum(
-        between.seconds(islands.count, part * one / len(island_hosts), measured.cluster.between_bytes_per_s or rate)
-        for one in tables
-    )
+    cable = measured.cluster.between_bytes_per_s  # of all hosts of an island
+    senders = 1 if cable else len(island_hosts)
+    link_bytes = [part * sent_dense, *(part * one / senders for one in tables)]
+    seconds = sum(between.seconds(islands.count, one, cable or rate) for one in link_bytes)
     if within is not None:
         hops = math.ceil(math.log2(len(island_hosts))) or 1
         seconds += within.seconds(plan.num_workers, hops * dense_bytes, rate if len(island_hosts) > 1 else None)

@@ -75,6 +75,13 @@ def test_a_meeting_takes_the_links_between_islands_and_a_broadcast_within() -> N
     assert planned(ON_FOUR, PlanInputs(fast), replace(TERMS, every=16), of).islands.meeting_s == plan.islands.meeting_s
 
 
+def test_hosts_of_an_island_share_the_link_to_others_where_it_was_measured() -> None:
+    own, shared = (replace(equal_hosts(4), between_bytes_per_s=rate) for rate in (None, 25.0 * MB))
+    seconds = [planned(ON_FOUR, PlanInputs(one)).islands.meeting_s for one in (own, shared)]
+    half = (100_000 / 8 + 4 * 64 * 4 * 8 * 1000) / 2
+    assert seconds[1] - seconds[0] == pytest.approx(half / (25 * MB) + half * LINES["allreduce"].byte_s)
+
+
 def test_islands_of_unequal_hosts_are_not_predicted() -> None:
     with pytest.raises(PlanError, match="where they have equal hosts"):
         planned(Layout((2, 1, 1), (), 2), PlanInputs(equal_hosts(3)))
