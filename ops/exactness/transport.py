@@ -65,10 +65,10 @@ def combine_workers(graph_defs: Sequence[Any], ops: Iterable[str] = (), stages: 
     """
     joined = type(graph_defs[0])()
     joined.versions.CopyFrom(graph_defs[0].versions)
-    loops, shared = _find_loops(graph_defs[0])
+    loops = [_find_loops(graph_def) for graph_def in graph_defs[:stages]]
     collectives: list[dict[str, Any]] = []
     for rank, graph_def in enumerate(graph_defs):
-        own = _WorkerNamespace(rank, graph_def.library, rank - rank % stages, shared)
+        own = _WorkerNamespace(rank, graph_def.library, rank - rank % stages, loops[rank % stages][1])
         nodes = joined.node
         names = {node.name for node in graph_def.node} if stages > 1 else None
         collectives.append({node.name: node for node in graph_def.node if is_collective(node.op)})
@@ -86,7 +86,7 @@ def combine_workers(graph_defs: Sequence[Any], ops: Iterable[str] = (), stages: 
         for name in team[0]:
             members = {stage + stages * replica: own[name] for replica, own in enumerate(team)}
             place = f"together/stage_{stage}/{name}" if stages > 1 else f"together/{name}"
-            _replace_collective(joined, place, members, name in loops)
+            _replace_collective(joined, place, members, name in loops[stage][0])
     return joined
 
 
@@ -156,7 +156,7 @@ class _WorkerNamespace:
         if node.op in (SEND, RECEIVE):
             self._rename_in_message(node, to)
         self._settle(to)
-        if node.name in self._shared and self._rank:  # a loop has one condition
+        if node.name in self._shared and self._first:  # a loop has one condition
             to.op = "Identity"
             to.attr["T"].type = _BOOL
 

@@ -1,5 +1,7 @@
 """Steps of Keras models that update variables several times, in a loop: on two workers as plain Keras does."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from parallax import Config
 from parallax.analysis.graph_to_plan import analyse_for, plan_for
 from parallax.base.errors import GraphError
 from parallax.plans.plan import Layout
+from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.test_two_workers import IDS, OPTIONS, X, Y, check
-from tests.keras.two_here import read
+from tests.keras.two_here import fit_by, read
 
 layers = keras.layers
 
@@ -107,6 +110,53 @@ def test_rows_are_updated_several_times_in_a_step():
         return model, (history, np.asarray(model.rows.embeddings))
 
     check(make)
+
+
+class Refined(keras.Model):
+    """Updates its last layer twice by the features of the others, and then these."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.last = [layers.Dense(6, "tanh") for _ in range(4)], layers.Dense(1)
+        for layer, width in zip(self.hidden, [4, 6, 6, 6], strict=True):
+            layer.build((None, width))
+        self.last.build((None, 6))
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def features(self, x):
+        for layer in self.hidden:
+            x = layer(x)
+        return x
+
+    def call(self, x):
+        return self.last(self.features(x))
+
+    @tf.function
+    def train_step(self, data):
+        x, y = data
+        features, variables = self.features(x), self.last.trainable_variables
+        for _ in tf.range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self.last(features) - y))
+            for variable, slope in zip(variables, tape.gradient(loss, variables), strict=True):
+                variable.assign_sub(0.1 * slope)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x) - y))
+        variables = [one for layer in self.hidden for one in layer.trainable_variables]
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        self.seen.update_state(loss)
+        return {"seen": self.seen.result()}
+
+
+def test_a_loop_of_updates_is_on_one_of_several_stages():
+    def make(train):
+        model = Refined()
+        model.compile("sgd")
+        return model, train(model, X, Y, **OPTIONS).history
+
+    staged = functools.partial(fit_by, 2, settings={"stages": 2})
+    here, expected = outcome(staged, make), outcome(fit_plainly, make)
+    assert max(difference(here[name], expected[name]) for name in expected) <= 1e-6
 
 
 def test_several_updates_of_a_step_cannot_be_cut_into_micro_batches():
