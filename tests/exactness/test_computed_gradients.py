@@ -30,12 +30,22 @@ def by_signs(of_examples: Any, w: Any) -> Any:
     return w.assign_add(-0.1 * tf.sign(tf.reduce_sum(of_examples, 0)))
 
 
-@pytest.mark.parametrize("write", [over_deviations, clipped, decayed, by_signs])
+def as_it_is(of_examples: Any, w: Any) -> Any:
+    return w.assign_sub(tf.reduce_mean(of_examples, 0))
+
+
+def by_an_optimizer(of_examples: Any, w: Any) -> Any:
+    rule = v1.train.AdamOptimizer(0.05, epsilon=1e-3)
+    return v1.group(rule.apply_gradients([(tf.reduce_mean(of_examples, 0), w)]), name="train")
+
+
+@pytest.mark.parametrize("write", [over_deviations, clipped, decayed, by_signs, as_it_is, by_an_optimizer])
 def test_what_a_script_writes_from_its_examples_is_of_the_global_batch(write: Any) -> None:
     def build(rows: int | None) -> Any:
         x, y = v1.placeholder(F, [rows, 6], name="x"), v1.placeholder(F, [rows], name="y")
         w = v1.get_variable("w", [6], F, use_resource=True)
-        return write(x * (tf.linalg.matvec(x, w) - y)[:, None], w).op
+        found = write(x * (tf.linalg.matvec(x, w) - y)[:, None], w)
+        return getattr(found, "op", found)
 
     feeds = {"x": lambda rng, rows: rng.randn(rows, 6), "y": lambda rng, rows: rng.randn(rows)}
     found = tried(build, feeds, dtype="float64")

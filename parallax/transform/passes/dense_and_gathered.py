@@ -47,9 +47,10 @@ def reduce_gradients(editor: Editor, rewrites: Rewrites) -> None:
 
 def _reduce(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
     """A reduction over the workers; for tensors of one shape it is built once, and then copied, where it can be."""
-    named = editor.take_tensor(reduction.tensor)
     if reduction.kind == "rows_mean":
         return _mean_of_rows(editor, reduction)
+    weighed = editor.redirected.get(reduction.edges[0]) if reduction.edges else None
+    named = editor.take_tensor(reduction.tensor) if weighed is None else weighed
     became_dense = editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum"
     build = partial(_build, editor.reducer, editor.worker.size, reduction.kind, became_dense)
     shares = [editor.shares[reduction.batch].is_counted] if reduction.batch else []

@@ -34,7 +34,9 @@ def scatter_gradients(editor: Editor, rewrites: Rewrites) -> None:
 def _scatter(editor: Editor, rewrites: Rewrites, scatter: Scatter, label: str) -> None:
     table = rewrites.table(scatter.table)
     with tf.name_scope(f"{label}/"):
-        pieces = cut_rows(editor.leaving(scatter.tensor), len(table.servers), table.is_scalar)
+        is_kept = scatter.tensor in editor.accumulated or not scatter.edges
+        gradient = editor.leaving(scatter.tensor) if is_kept else editor.at(scatter.edges[0])
+        pieces = cut_rows(gradient, len(table.servers), table.is_scalar)
         if not rewrites.terms.synchronous:
             _lead_parts(editor, scatter.edges, pieces, [])
             return
