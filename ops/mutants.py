@@ -211,8 +211,8 @@ MUTANTS = (
     Mutant(
         "what a run that overlaps is fed is not copied",
         "runtime/worker/session/overlapping.py",
-        "copied = [np.array(value) for value in values]",
-        "copied = list(values)",
+        "copied = [_copy(values[place]) for place in ready.feeds]",
+        "copied = [values[place] for place in ready.feeds]",
         OVERLAPPING,
     ),
     Mutant(

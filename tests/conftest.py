@@ -49,6 +49,7 @@ TIERS = {
     "tests/equality/test_in_memory.py": "graph",
     "tests/equality/": "job",
     "tests/runtime/guard/": "job",
+    "tests/runtime/islands/": "graph",
     "tests/runtime/sums/": "job",
     "tests/book/": "job",
     "tests/keras/test_fit_jobs.py": "job",

@@ -153,5 +153,7 @@ Comm: TypeAlias = Any
 """mpi4py.MPI.Comm."""
 MpiRequest: TypeAlias = Any
 """mpi4py.MPI.Request: a message in flight."""
+MpiStatus: TypeAlias = Any
+"""mpi4py.MPI.Status: of a message that has arrived."""
 MpiDatatype: TypeAlias = Any
 """mpi4py.MPI.Datatype."""

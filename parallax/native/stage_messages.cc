@@ -302,8 +302,8 @@ class Carrier {
 
  private:
   void Run() {
-    const auto polls = reinterpret_cast<void (*)()>(dlsym(RTLD_DEFAULT, "parallax_thread_polls"));
-    if (polls != nullptr) polls();  // a sleep in MPI would delay every message (preload/wait_for_messages.c)
+    const auto set_polling = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "parallax_thread_polls"));
+    if (set_polling != nullptr) set_polling(1);  // a sleep in MPI would delay every message (preload/wait_for_messages.c)
     std::list<std::unique_ptr<Message>> flying;
     int idle = 0;
     auto pause = kShortest;

@@ -6,8 +6,8 @@
  * epoll of its TCP connections: the thread sleeps until one of them has data, or PARALLAX_IDLE_US microseconds at most,
  * because messages through shared memory may arrive meanwhile. A job on one machine has no such connections, and Open
  * MPI nothing to poll: its yields sleep as long. 0, or no such variable, leaves sched_yield() unchanged. A thread that
- * polls several messages and sleeps in between by itself (parallax/native/stage_messages.cc) calls
- * parallax_thread_polls() first: its yields do not sleep.
+ * polls, and goes on or waits by itself (parallax/native/stage_messages.cc, parallax/runtime/worker/polling.py), calls
+ * parallax_thread_polls(): its yields do not sleep.
  *
  * Of a process's waiting threads, one polls, and signals the others when their messages have arrived. A signalled
  * thread must not proceed before the polling thread has left the record of the wait, and Open MPI makes it spin until
@@ -62,7 +62,12 @@ static int yield_as_ever(void) {
     return next();
 }
 
-void parallax_thread_polls(void) { is_polling = 1; }
+/* Sets whether this thread polls; returns whether it did. */
+int parallax_thread_polls(int polls) {
+    int before = is_polling;
+    is_polling = polls;
+    return before;
+}
 
 int sched_yield(void) {
     long us = parallax_idle_us();

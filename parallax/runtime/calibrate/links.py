@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from parallax.base.types import Comm, MpiDatatype, MpiRequest
+from parallax.runtime.worker.polling import has_message
 
 _DATA, _END, _STOP = 1, 2, 3  # tags
 _CHUNK_BYTES = 1 << 16
@@ -82,7 +83,7 @@ def _from_hub(comm: Comm, hub: int, others: list[int]) -> float:
 
 def _to_hub(comm: Comm, hub: int, others: list[int]) -> float:
     if comm.rank != hub:
-        _send(comm, [hub], lambda: bool(comm.Iprobe(hub, _STOP)), lambda: None)
+        _send(comm, [hub], lambda: has_message(comm, hub, _STOP), lambda: None)
         comm.Recv([bytearray(0), 0, _byte()], hub, _STOP)
         return 0.0
     arrivals = _Arrivals()

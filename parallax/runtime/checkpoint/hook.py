@@ -36,6 +36,7 @@ from parallax.runtime.checkpoint.format.links import Header
 from parallax.runtime.checkpoint.step_runs import StepRuns
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.runtime.worker.barrier import barrier
+from parallax.runtime.worker.polling import has_message
 from parallax.runtime.worker.preemption import Preemption
 from parallax.runtime.worker.session.run_context import WorkerContext
 from parallax.runtime.worker.session.session_parts import IslandTurns
@@ -300,7 +301,7 @@ class CallingHook(CheckpointHook):
     def join(self, session: Session) -> None:
         """Takes part in a checkpoint that worker 0 has called for, if it has called for any."""
         comm = self.checkpoints.storage.comm
-        if comm.Get_rank() and comm.iprobe(source=0):
+        if comm.Get_rank() and has_message(comm, 0):
             self._save(session, comm.recv(source=0))
         called = self._preemption.read_call()
         if called is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallax.base.types import Array, Buffer, Comm
+from parallax.runtime.worker.polling import has_message, is_done
 
 PIECE_BYTES = 16 * 2**20
 _DATA, _END = 1, 2
@@ -70,7 +71,7 @@ def exchange(comm: Comm, place: Ring, pieces: Iterable[Buffer], deliver: Callabl
     request, has_ended, sent_bytes, pause_s = None, place.target is None, 0, _FIRST_PAUSE_S
     while request is not None or not has_ended or coming:
         moved = False
-        if request is not None and request.Test():
+        if request is not None and is_done(request):
             request, moved = None, True
         if request is None and not has_ended:
             piece = next(waiting, None)
@@ -79,7 +80,7 @@ def exchange(comm: Comm, place: Ring, pieces: Iterable[Buffer], deliver: Callabl
             request = comm.Isend([data, MPI.BYTE], place.target, _END if has_ended else _DATA)
             sent_bytes, moved = sent_bytes + len(data), True
         for sender in sorted(coming):
-            if not comm.Iprobe(sender, MPI.ANY_TAG, status):
+            if not has_message(comm, sender, status=status):
                 continue
             data_in = np.empty(status.Get_count(MPI.BYTE), np.uint8)
             tag, moved = status.Get_tag(), True

@@ -123,13 +123,15 @@ void yield_often(int times) {
 }
 """
 YIELD = """
-import ctypes, resource, sys
+import contextlib, ctypes, resource, sys
+from parallax.runtime.worker.polling import polling
 yielder = ctypes.CDLL(sys.argv[1])
-if sys.argv[2] == "polls":
-    ctypes.CDLL(None).parallax_thread_polls()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-yielder.yield_often(20)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before >= 20)
+with polling():
+    pass
+with polling() if sys.argv[2] == "polls" else contextlib.nullcontext():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    yielder.yield_often(20)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before >= 20)
 """
 
 
@@ -151,7 +153,7 @@ def test_a_yield_of_open_mpi_sleeps_where_it_has_no_connections(tmp_path, name, 
     yielder = str(tmp_path / name)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", yielder, str(tmp_path / "yielder.c")], check=True)
     library = Launcher("mpirun", str(tmp_path / "bin" / "python"), "/").preload_library
-    environment = {"LD_PRELOAD": library, "PARALLAX_IDLE_US": idle_us}
+    environment = {"LD_PRELOAD": library, "PARALLAX_IDLE_US": idle_us, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", YIELD, yielder, thread], env=environment, capture_output=True, text=True, timeout=60
     )

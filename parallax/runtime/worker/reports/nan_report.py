@@ -15,6 +15,7 @@ from parallax.base.types import Comm, MpiRequest, Value
 from parallax.graph.view import GraphView
 from parallax.report.logger import log
 from parallax.runtime.worker.barrier import barrier, wait_for
+from parallax.runtime.worker.polling import has_message
 
 _LOOK_EVERY = 64
 """The interval in steps at which worker 0 checks for messages of others: a check takes a microsecond."""
@@ -96,7 +97,7 @@ class NanReport:
     def _receive(self, waited_for: Sequence[int] = ()) -> list[_First]:
         """Receives the messages that other workers have sent by now, and awaits those that are known to be sent."""
         received = []
-        while self._workers.Iprobe():
+        while has_message(self._workers):
             received.append(self._workers.recv())
             self._heard.append(received[-1][1])
         received += [self._workers.recv(source=rank) for rank in waited_for if rank not in self._heard]

@@ -27,6 +27,7 @@ from parallax.graph.view import GraphView, split_tensor
 from parallax.report.logger import log
 from parallax.report.text import name_ranks, pluralize
 from parallax.runtime.worker.barrier import wait_for
+from parallax.runtime.worker.polling import is_done
 from parallax.runtime.worker.session.fetches import Request
 
 STEPS = 8
@@ -80,7 +81,7 @@ class BatchComparison:
             feeds: its feeds, by tensor of the user's graph.
             fetched: the values of the request of `with_sources`.
         """
-        if self._exchange is not None and self._exchange[0].Test():
+        if self._exchange is not None and is_done(self._exchange[0]):
             self._warn_of_equal_batches()
         if not self._is_recorded(names):
             return
