@@ -158,7 +158,7 @@ class StagedGraph:
     def base_bytes(self) -> int:
         """A worker's memory besides variables and activations, as measured; else 0."""
         measured = 0 if self.measured.model is None else self.measured.model.memory_bytes or 0
-        return max(0, measured - self.count_activation_bytes())
+        return max(0, measured - self.count_activation_bytes()) if measured else 0
 
     def count_activation_bytes(self) -> int:
         """Activations of a worker with the whole model, at their most."""

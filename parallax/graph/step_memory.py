@@ -117,10 +117,10 @@ class StepMemory:
     def _begin(self, node: str) -> float:
         """Allocates an op's results; returns its duration."""
         bytes_moved = 1.0
-        for buffer in self._find_buffers(node) & self._awaited:
-            self._awaited.discard(buffer)
-            self._received.add(buffer)
-            self._hold(*self._sizes.of(buffer))
+        for buffer in self._find_buffers(node):
+            if buffer in self._awaited and buffer not in self._received:
+                self._received.add(buffer)
+                self._hold(*self._sizes.of(buffer))
         for tensor in self._view.outputs(node):
             if self._buffer[tensor] == tensor:
                 kind, size = self._sizes.of(tensor)
