@@ -329,6 +329,21 @@ def test_sums_of_a_fixed_batch_are_the_one_process_s(case: str) -> None:
     assert (found.kind, found.message) == ("equal", "")
 
 
+def test_losses_across_a_fixed_batch_are_there_beside_batch_norm() -> None:
+    """The old gradients of the batch norm, whose constants have the old length, are part of no result."""
+
+    def build(rows: int | None) -> Any:
+        x, w = v1.placeholder(tf.float32, [rows, 4], name="x"), v1.get_variable("w", [4, 1])
+        image = tf.reshape(x @ v1.get_variable("before", [4, 4]), [-1, 1, 1, 4])
+        h = v1.nn.fused_batch_norm(image, tf.ones([4]), tf.zeros([4]), epsilon=0.1)[0][:, 0, 0]
+        loss = tf.reduce_logsumexp(tf.square(tf.ensure_shape(h, [rows, 4]) @ w)[:, 0])
+        train = v1.train.GradientDescentOptimizer(0.3).minimize(loss)
+        return tf.group(train, v1.summary.scalar("loss", loss))
+
+    found = tried(build, {"x": lambda rng, rows: rng.randn(rows, 4).astype("float32")}, is_open=False)
+    assert (found.kind, found.message) == ("equal", "")
+
+
 def test_evidence_names_gradients_as_the_script_does() -> None:
     found = []
     for layouts in (False, True):

@@ -19,21 +19,26 @@ _FORWARD, _BACKWARD = (tuple(f"FusedBatchNorm{how}{kind}" for kind in ("", "V2",
 _AXES = (0, 1, 2)
 
 
-def with_plain_normalizations(graph_def: GraphDef) -> GraphDef:
-    """The graph with batch normalizations expanded; the graph itself where it has none.
+def with_plain_normalizations(graph_def: GraphDef) -> tuple[GraphDef, dict[str, tuple[str, ...]]]:
+    """The graph with batch normalizations expanded, and the new nodes by the name of each.
+
+    It is the graph itself where it has none.
 
     Args:
         graph_def: without calls; tensors are normalized with channels last, others are left unchanged.
     """
     if not any(map(_is_fused, graph_def.node)):
-        return graph_def
+        return graph_def, {}
+    expanded: dict[str, tuple[str, ...]] = {}
     out = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
         if _is_fused(node):
+            begin = len(out.node)
             _expand(out, node)
+            expanded[node.name] = tuple(one.name for one in out.node[begin:-1])  # the last takes over the name
         else:
             out.node.append(node)
-    return out
+    return out, expanded
 
 
 def _is_fused(node: NodeDef) -> bool:

@@ -175,7 +175,8 @@ def capture(
     is_of_front = synchronous and is_of_front_end(graph)
     inlined, calls = _flat(graph_def, is_of_front if lowers_all is None else lowers_all)
     inlined = take_rows_of_variables(inlined)
-    plain = with_plain_normalizations(inlined) if synchronous and by_layouts is not False else inlined
+    has_layouts = synchronous and by_layouts is not False
+    plain, expanded = with_plain_normalizations(inlined) if has_layouts else (inlined, {})
     has_plain, inlined = plain is not inlined, plain
     names = [op.name for op in graph.get_operations()]
     view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
@@ -192,7 +193,7 @@ def capture(
         if rewritten is not view.graph_def:
             row_update_ops()  # the graph contains one of them
             view = GraphView(rewritten)
-    records, hidden = records_in(graph, names, calls, view)
+    records, hidden = records_in(graph, names, calls, view, expanded)
     variables = _variables(graph, view, is_open)
     fixed: GraphView | None = None
     gradients: Mapping[str, str] = {}

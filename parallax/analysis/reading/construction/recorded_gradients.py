@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import tensorflow as tf
 
@@ -90,7 +91,11 @@ class _Place:
 
 
 def records_in(
-    graph: Graph, nodes: Sequence[str], calls: Sequence[InlinedCall], view: GraphView
+    graph: Graph,
+    nodes: Sequence[str],
+    calls: Sequence[InlinedCall],
+    view: GraphView,
+    expanded: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> tuple[tuple[Record, ...], tuple[HiddenGradient, ...]]:
     """The records of autodiff, in the captured graph and in functions that it runs.
 
@@ -99,13 +104,14 @@ def records_in(
         nodes: its nodes in order.
         calls: those that were inlined.
         view: the captured graph.
+        expanded: node -> the nodes in its place.
     """
     functions = _function_graphs(graph)
     results = {f"{call.name}:{i}": f"{node}:0" for call in calls for i, node in enumerate(call.results)}
     places = [_Place(graph, "", {name: name for name in nodes}, {}, results)]
     places += [_place(call, functions[call.function], results) for call in calls if call.function in functions]
     records = []
-    within = _nodes_of_calls(calls)
+    within = {**_nodes_of_calls(calls), **expanded}
     for place in places:
         ops = list(place.names.values()) if place.call else list(nodes)
         made = [place.names.get(op.name, "") for op in place.graph.get_operations()] if place.call else ops
