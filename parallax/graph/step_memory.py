@@ -33,7 +33,7 @@ class BufferSizes:
         return []
 
     def gradients_are_in(self, buffer_of: Mapping[str, str]) -> None:
-        """Receives the buffer of each tensor."""
+        """Records the buffer of each tensor, where sizes depend on it."""
 
     def pass_on(self, buffer: str) -> None:
         """Marks a buffer's memory as passed on to another buffer."""

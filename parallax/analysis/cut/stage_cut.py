@@ -237,21 +237,21 @@ class GraphCut:
     def measure_activations(self, cut: StageCut) -> list[Activations]:
         """The activations of each stage for one micro-batch."""
         derived = frozenset[str]().union(*(record.ops for record in self.captured.records))
-        members, needed = self.forward.number_members().keys(), self._find_needed()
+        members, needed = self.forward.number_members().keys(), self._find_gradient_ancestors()
         nodes: list[list[str]] = [[] for _ in range(cut.count)]
         for node in self.view.topological_order():
             if node in needed and node in cut.places and (node in members or node in derived):
                 nodes[cut.places[node]].append(node)
         return [measure_activations(self.view, one, members & set(one)) for one in nodes]
 
-    def _find_needed(self) -> set[str]:
+    def _find_gradient_ancestors(self) -> set[str]:
         """The nodes on which gradients depend."""
         return self.view.ancestors({_node(tensor) for source in self.sources for tensor in source.tensors})
 
     def list_messages(self, cut: StageCut) -> tuple[StageMessage, ...]:
         """The messages between stages for each micro-batch, as far as the user's graph determines them."""
         view = self.view
-        needed = self._find_needed()
+        needed = self._find_gradient_ancestors()
         graph = graph_to_cut(view, self.everywhere, [node for node in view.topological_order() if node in needed])
         return find_messages(graph, complete_places(graph, cut.places))
 

@@ -49,10 +49,10 @@ def find_gradients(captured: CapturedGraph) -> tuple[GradientSource, ...]:
         # Besides an update from the recorded gradient, only an optimizer uses another one that autodiff has made.
         if part not in accounted or (state.kind == "apply" and sources_of_update[0].found_by == NAME_SCOPE):
             sources += sources_of_update
-    return tuple(dict.fromkeys(sources or _find_computed(captured)))
+    return tuple(dict.fromkeys(sources or _find_computed_gradients(captured)))
 
 
-def _find_computed(captured: CapturedGraph) -> list[GradientSource]:
+def _find_computed_gradients(captured: CapturedGraph) -> list[GradientSource]:
     """What a script without autodiff writes to trained variables from the batch, where layouts tell what that is."""
     view, initializers = captured.view, {one.initializer for one in captured.variables.values()}
     sources = []

@@ -33,7 +33,9 @@ class AveragedVariables:
     state: tuple[CheckpointEntry, ...]
 
 
-def find_averaged(graph: Graph, analysed: AnalysedGraph, plan: Plan, with_owners: Container[str]) -> AveragedVariables:
+def find_averaged_variables(
+    graph: Graph, analysed: AnalysedGraph, plan: Plan, with_owners: Container[str]
+) -> AveragedVariables:
     """The variables that islands average; slots, counters and the counts of metrics stay those of each island.
 
     Args:

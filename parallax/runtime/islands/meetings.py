@@ -29,7 +29,7 @@ from parallax.runtime.checkpoint.rows.row_ops import RowOps, WholeAccess
 from parallax.runtime.checkpoint.rows.row_places import CentreValue, Places
 from parallax.runtime.checkpoint.rows.stage_rows import RowsOfCentre, RowsOfStage
 from parallax.runtime.checkpoint.rows.variable_rows import ReplicatedRows, ReplicatedValue, ShardedRows
-from parallax.runtime.islands.averaged_variables import AveragedVariables, find_averaged, wire_type
+from parallax.runtime.islands.averaged_variables import AveragedVariables, find_averaged_variables, wire_type
 from parallax.runtime.islands.centre import Centre, FlatValues, Packing, averaging
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.ranks import ProcessGroup
@@ -338,5 +338,5 @@ def meetings_of(
     """
     if plan.islands is None:
         return None
-    averaged = find_averaged(worker.graph, analysed, plan, worker_graph.spread)
+    averaged = find_averaged_variables(worker.graph, analysed, plan, worker_graph.spread)
     return IslandMeetings(plan.islands, members, worker, averaged, checks)

@@ -16,7 +16,7 @@ from parallax.base.types import Graph
 from parallax.graph.spec import VariableClass
 from parallax.plans.plan import ALLTOALL, Plan
 from parallax.report.text import pluralize
-from parallax.runtime.islands.averaged_variables import find_averaged
+from parallax.runtime.islands.averaged_variables import find_averaged_variables
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
@@ -83,7 +83,7 @@ def prepare(graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, req
     (folder / PLAN_FILE).write_text(plan.to_json())
     if plan.islands is not None:
         tables = [one for one in analysed.spec.variables if plan.variable(one.name).route == ALLTOALL]
-        averaged = find_averaged(graph, analysed, plan, {part.op for one in tables for part in one.parts})
+        averaged = find_averaged_variables(graph, analysed, plan, {part.op for one in tables for part in one.parts})
         write_value(folder / AVERAGED_FILE, asdict(averaged))
     if requested.claims:
         feeds, size = feeds_of(graph, fetch, requested), plan.num_replicas

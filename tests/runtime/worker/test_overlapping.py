@@ -191,19 +191,25 @@ def test_a_run_with_hooks_returns_before_its_updates(batches: Any) -> None:
     assert model.session.run(STEP) == 3
 
 
-def test_a_failure_that_another_thread_finds_is_raised_to_the_script_too(batches: Any) -> None:
-    fails = threading.Event()
+class Failing(Model):
+    """A model whose tails fail from some run on; a few runs have ended."""
 
-    def tail(number: int) -> None:
-        if fails.is_set():
+    def __init__(self, batches: Any) -> None:
+        self.fails = False
+        super().__init__(self._fail)
+        for _ in range(3):
+            self.step(next(batches))
+        self.direct.settle()
+
+    def _fail(self, number: int) -> None:
+        if self.fails:
             time.sleep(0.1)
             raise ValueError(f"lost gradient {number}")
 
-    model = Model(tail)
-    for _ in range(3):
-        model.step(next(batches))
-    model.direct.settle()
-    fails.set()
+
+def test_a_failure_that_another_thread_finds_is_raised_to_the_script_too(batches: Any) -> None:
+    model = Failing(batches)
+    model.fails = True
     model.step(next(batches))
     found: list[str] = []
 
@@ -258,23 +264,13 @@ def test_a_run_is_fed_what_it_takes_or_waits_for(batches: Any) -> None:
 
 
 def test_a_run_that_fails_afterwards_fails_the_next_one_and_then_it_goes_on(batches: Any) -> None:
-    fails = [False]
-
-    def tail(number: int) -> None:
-        if fails[0]:
-            time.sleep(0.05)
-            raise ValueError(f"lost gradient {number}")
-
-    model = Model(tail)
-    for _ in range(3):
-        model.step(next(batches))
-    model.direct.settle()
-    fails[0] = True
+    model = Failing(batches)
+    model.fails = True
     model.step(next(batches))
     with pytest.raises(tf.errors.OpError, match="lost gradient"):
         for _ in range(3):
             model.step(next(batches))
-    fails[0] = False
+    model.fails = False
     assert np.isfinite(model.step(next(batches))[1])
     model.direct.settle()
 

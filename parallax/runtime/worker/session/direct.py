@@ -118,7 +118,7 @@ class DirectRuns:
         """Wraps the run that TensorFlow calls with the fetches of the caller and of the hooks."""
 
         @functools.wraps(run)
-        def run_hooked(fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        def run_below_hooks(fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
             if getattr(self._hooked, "overlaps", False) and isinstance(fetches, dict) and _CALLER in fetches:
                 self._hooked.overlaps = False  # hooks may run the session too
                 values = None if options.ListFields() else self._run_names(fetches, feed_dict or {})
@@ -126,7 +126,7 @@ class DirectRuns:
                     return values
             return run(fetches, feed_dict, options, run_metadata)
 
-        return run_hooked
+        return run_below_hooks
 
     def _run_names(self, fetches: Mapping[Any, Any], feeds: Mapping[Any, Value]) -> dict[Any, list[Value]] | None:
         """The values of lists of names; None if fetches or feeds are anything else."""

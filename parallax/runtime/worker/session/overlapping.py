@@ -60,7 +60,7 @@ class OverlappingRun:
         keys: the stateful resources that these runs touch.
         call: executes one; its arguments are the fed values, then its number.
         collect: returns the values that a run has delivered, by its number.
-        feeds: which of the fed values it takes: a stage of a model may need none of them.
+        feeds: the indices of the fed values that it needs: a stage of a model may need none.
         fetched: how many tensors are fetched; for none, the number of the run is delivered.
         targets: the ops that are run.
     """
@@ -263,7 +263,7 @@ class Overlapping:
 
 
 def _copy(value: Value) -> Value:
-    """A copy of an array which TensorFlow takes as it is: it would copy what does not begin at 64 bytes once more."""
+    """Copies an array to an aligned address, from which TensorFlow reads it without a copy of its own."""
     array = np.asarray(value)
     if array.nbytes < _LEAST_ALIGNED or array.dtype.hasobject:
         return np.array(value)
