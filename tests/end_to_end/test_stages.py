@@ -116,16 +116,23 @@ def test_stages_send_what_was_planned(train):
 @pytest.mark.parametrize("model", ["mlp", "spread", "dropped"])
 def test_consecutive_workers_may_have_the_same_stage(start, train, tmp_path, model):
     """As the planner has them where several workers share each of several hosts; here a plan file says so."""
-    alike, _ = train(4, model, "adam", 2, 2, 1)
+    folders = [str(tmp_path / order) for order in ("by_replica", "by_stage")]
+    alike, _ = train(4, model, "adam", 2, 2, 1, SAVED=folders[0])
     plan = tmp_path / "plan.json"
     words = [SCRIPT, model, "adam", 2, 2, 1, tmp_path / "turned.npz"]
     planned = start("-m", "parallax.entry.cli", "plan", "--workers", 4, "--json", plan, *words).finish()
     assert planned.status == 0, str(planned)
     plan.write_text(json.dumps({**json.loads(plan.read_text()), "is_by_stage": True}))
-    done = start("-m", "parallax.entry.cli", "run", "--workers", 4, "--plan", plan, *words).finish()
+    done = start("-m", "parallax.entry.cli", "run", "--workers", 4, "--plan", plan, *words, SAVED=folders[1]).finish()
     assert done.status == 0 and "consecutive workers have the same stage" in done.stdout, str(done)
     found, wanted = (variables("found ", run) for run in (np.load(tmp_path / "turned.npz"), alike))
     assert max(distance(found[name], wanted[name]) for name in wanted) <= 1e-6
+    readers = [tf.train.load_checkpoint(folder) for folder in folders]
+    shapes = [reader.get_variable_to_shape_map() for reader in readers]
+    assert shapes[0].keys() == shapes[1].keys()
+    for name in found:  # those of the last update, by the workers that have them
+        np.testing.assert_allclose(*(reader.get_tensor(name) for reader in readers), rtol=1e-5, atol=1e-6)
+        assert distance(readers[1].get_tensor(name).astype(float), found[name]) <= 1e-6
 
 
 def _bytes_of(number, unit):

@@ -272,7 +272,7 @@ class _Service:
         """This worker's share of a batch that worker 0 has: that of its replica, where the model is in stages."""
         size, (_, replicas, _), islands = self._members.size, self._members.in_script, self._members.islands
         parts = [] if batch is None else [share_of(batch, replica, replicas, islands) for replica in range(replicas)]
-        shares = [one for one in parts for _ in range(size // replicas)] or None
+        shares = [parts[self._members.grid.place(rank)[0]] for rank in range(size)] if parts else None
         share: Share = self._comm.scatter(shares) if size > 1 else shares[0] if shares else Share(())
         return share
 

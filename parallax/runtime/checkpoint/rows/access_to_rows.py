@@ -31,6 +31,7 @@ def build_access(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm
     """
     accesses: list[StoredVariable] = []
     team = comm.Split(places.stage, comm.Get_rank()) if places.stages else comm
+    stages = comm.allgather(places.stage) if places.stages else []
     with tf.name_scope(_SCOPE):
         low = tf.compat.v1.placeholder(tf.int64, [], name="low")
         high = tf.compat.v1.placeholder(tf.int64, [], name="high")
@@ -49,7 +50,8 @@ def build_access(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm
                     accesses.append(RowsOfCentre(one, stage_rows, centre.value, comm))
                 else:
                     shared = one.op in places.spread
-                    accesses.append(RowsOfStage(one, stage_rows, places.stages[one.op], comm, shared, is_read))
+                    reader = stages.index(places.stages[one.op])
+                    accesses.append(RowsOfStage(one, stage_rows, reader, comm, shared, is_read))
                 continue
             if not one.has_rows:
                 value = _copied_value(one, here, comm)

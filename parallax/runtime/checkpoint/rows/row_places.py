@@ -33,7 +33,7 @@ class Places:
         names: variable op -> the op in the worker's graph, if it has another name there.
         lazily_updated: ops in the worker's graph of each table whose rows must be brought up to date before they are
             read or written.
-        stages: variable op -> the worker that reads it, the first of its stage, for variables of a single stage.
+        stages: variable op -> its stage, whose first worker reads it, for variables of a single stage.
         elsewhere: variable ops that another stage stores, so this worker has no part of them.
         stage: this worker's.
         centres: variable op -> the centre, for those that islands average. The team of an island is then that of a
