@@ -31,13 +31,12 @@ from parallax.settings.modes import resolve_sync
 _OPTIONS = {
     "memory": "--memory",
     "html": "--html",
-    "trace": "--trace",
     "measure": "--measure",
 }
 """Features that not every kind of plan supports: settings, and their options."""
 _UNSUPPORTED = {
-    "stages": (("memory", "trace", "measure"), (Role.CHECK,)),
-    "islands": (("memory", "html", "trace", "measure"), (Role.PROFILE, Role.CHECK)),
+    "stages": (("memory", "measure"), (Role.CHECK,)),
+    "islands": (("memory", "html", "measure"), (Role.PROFILE, Role.CHECK)),
 }
 """By kind of plan the features and commands that it does not support yet."""
 

@@ -95,7 +95,7 @@ def test_asynchronous_training_and_hosts_for_servers_are_refused(analysed):
         plan_for(analysed, Layout((2, 2, 0), (2,), 2), PAIR)
 
 
-@pytest.mark.parametrize("name", ["trace", "measure", "memory", "html"])
+@pytest.mark.parametrize("name", ["measure", "memory", "html"])
 def test_options_that_need_one_team_are_refused_by_name(analysed, name):
     from parallax.cluster.machines import local_cluster
 

@@ -1,5 +1,7 @@
 """Islands train as one process each on their own batches, and are averaged; all is compared with processes that do."""
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -132,3 +134,17 @@ def test_first_updates_of_islands_are_verified(start, tmp_path):
     assert done.status == 0, str(done)
     for island in (0, 1):
         assert f"Step 3 of 3 that are verified: 2 workers of island {island} and one process are equal" in done.stdout
+
+
+@pytest.mark.rotates
+def test_a_trace_has_the_waits_within_each_island(train, tmp_path):
+    folder = tmp_path / "traces"
+    traced = {"PARALLAX_TRACE": str(folder), "PARALLAX_TRACE_STEPS": "2-4"}
+    found, wanted, _ = train(4, "adam", f"count=2,every=2,{PLAIN}", 7, **traced)
+    assert max(distance(own, wanted[worker // 2]) for worker, own in enumerate(found)) <= 1e-5
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    waits = {(one["pid"], one["name"]) for one in events if one.get("cat") == "waiting"}
+    islands = [{0, 1}, {2, 3}]
+    awaited = {(rank, int(other)) for rank, name in waits for other in re.findall(r"\d+", name)}
+    assert awaited and all(any({rank, other} == island for island in islands) for rank, other in awaited)
+    assert "Trace of steps 2 to 4" in (folder / "summary.txt").read_text()

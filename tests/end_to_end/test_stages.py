@@ -165,6 +165,28 @@ def test_first_updates_of_stages_are_verified(start, tmp_path):
     assert "Step 2 of 2 that are verified: 4 workers and one process are equal" in done.stdout
 
 
+@pytest.mark.rotates
+@pytest.mark.parametrize(("workers", "model"), [(2, "mlp"), (4, "spread")])
+def test_a_trace_has_the_passes_of_micro_batches_that_overlap(train, tmp_path, workers, model):
+    wanted, _ = train(workers, model, "adagrad", 2, 4, 1)
+    folder = tmp_path / "traces"
+    found, _ = train(workers, model, "adagrad", 2, 4, 1, PARALLAX_TRACE=str(folder), PARALLAX_TRACE_STEPS="3-5")
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted.files if name.startswith("found "))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    rows = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    passes = [one for one in events if one["ph"] == "X" and rows[one["pid"], one["tid"]] == "micro-batches"]
+    labels = {(one["pid"], one["args"]["step"], one["name"]) for one in passes}
+    kinds = [f"{kind} {number}" for kind in ("forward", "backward") for number in range(4)]
+    assert labels >= {(rank, step, kind) for rank in range(workers) for step in (3, 4, 5) for kind in kinds}
+    assert {step for _, step, _ in labels} == {3, 4, 5}
+    for rank in range(workers):  # runs that overlap deliver their values in an op of their own
+        alone = json.loads((folder / f"rank-{rank}.json").read_text())["traceEvents"]
+        delivered = [one for one in alone if one["ph"] == "X" and one["args"].get("op") == "ParallaxDeliver"]
+        assert len(delivered) == 3 * 4
+    text = (folder / "summary.txt").read_text()
+    assert "Stages: ms in a step of 4 micro-batches" in text and "would be idle 20 % of the time" in text
+
+
 REFUSED = [
     (["--stages", "3"], "multiple of the stages"),
     (["--stages", "nothing"], "must be an op of the forward pass"),
@@ -174,7 +196,7 @@ REFUSED = [
     (["--stages", "0"], "must be an integer of at least 1"),
     (["--stages", "2", "--micro-batches", "4", "--accumulate-steps", "2"], "Give micro_batches alone"),
     (["--stages", "auto"], "measure the cluster"),
-    (["--stages", "2", "--trace", "folder"], "--trace is not supported yet with stages"),
+    (["--stages", "2", "--measure", "model.json"], "--measure is not supported yet with stages"),
 ]
 
 

@@ -6,11 +6,12 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from parallax.runtime.trace.ops import KINDS, Op, Step
 from parallax.runtime.trace.rows import RankTrace, lanes
+from parallax.runtime.trace.stage_passes import Pass, StagePasses
 
 Event = dict[str, Any]
 
@@ -40,18 +41,42 @@ def _rank_events(trace: RankTrace, steps: Sequence[Step]) -> Iterator[Event]:
         args = {"step": span.step}
         yield _complete(trace.rank, rows.index(span.row), span.row, span.name, span.start_us, span.end_us, args)
     number = len(rows)
-    groups = {"collectives": trace.collectives, "ops": tuple(op for step in steps for op in step.ops)}
-    for group, ops in groups.items():
-        for lane in lanes(ops):
+    for group, found in _groups(trace, steps).items():
+        for lane in lanes(found):
             yield from _row(trace.rank, number, group)
-            yield from _op_events(trace.rank, number, lane)
+            for one in lane:
+                yield _complete(trace.rank, number, one.kind, one.name, one.start_us, one.end_us, one.args)
             number += 1
 
 
-def _op_events(rank: int, row: int, ops: Iterable[Op]) -> Iterator[Event]:
-    for op in ops:
-        args = {"op": op.type} if op.server is None else {"op": op.type, "server": op.server}
-        yield _complete(rank, row, op.kind, op.name, op.start_us, op.end_us, args)
+class _Bar(NamedTuple):
+    name: str
+    start_us: float
+    end_us: float
+    kind: str
+    args: Event
+
+
+def _groups(trace: RankTrace, steps: Sequence[Step]) -> dict[str, list[_Bar]]:
+    """What is drawn below the rows of kinds, as many rows of it as overlap."""
+    passes = StagePasses(0, ()) if trace.passes is None else trace.passes
+    ops = [op for step in steps for op in step.ops]
+    return {
+        "micro-batches": [_label_pass(one) for one in passes.measured],
+        "predicted": [_label_pass(one) for one in passes.predicted],
+        "collectives": [_label_op(op) for op in trace.collectives],
+        "ops": [_label_op(op) for op in ops],
+    }
+
+
+def _label_pass(one: Pass) -> _Bar:
+    args = {"step": one.step, "micro-batch": one.micro_batch}
+    return _Bar(one.name, one.start_us, one.end_us, one.kind, args)
+
+
+def _label_op(op: Op) -> _Bar:
+    args = {"op": op.type} if op.server is None else {"op": op.type, "server": op.server}
+    return _Bar(op.name, op.start_us, op.end_us, op.kind, args)
 
 
 def _complete(rank: int, row: int, kind: str, name: str, start_us: float, end_us: float, args: Event) -> Event:

@@ -17,6 +17,7 @@ from parallax.analysis.timing.schedule import Activity, StepActivities, step_of_
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView
 from parallax.transform.passes.turns import keys_of
+from parallax.transform.swap import as_planned
 
 DEVICE, LINK, HOST = "device", "link", "host"
 """Resources: the processor, the network between hosts, and communication within the host."""
@@ -126,3 +127,25 @@ def _between(view: GraphView, ran: Set[str], touching: Collection[str]) -> dict[
         if node in ran or node in before:
             before.update((node, *view.predecessors(node)))
     return {node: None for node in order if node in after and node in before}
+
+
+class NodeOwners:
+    """Maps ops of a trace to nodes of the graph."""
+
+    def __init__(self, view: GraphView) -> None:
+        self._nodes = {as_planned(name): name for name in view.nodes}
+        self._calls = {
+            as_planned(name)
+            for name, node in view.nodes.items()
+            if any(value.HasField("func") or value.list.func for value in node.attr.values())
+        }
+        self._found: dict[str, str | None] = {}
+
+    def of(self, name: str) -> str | None:
+        """The node of that name, or the one that calls its function; None for ops that TensorFlow has added."""
+        if name not in self._found:
+            parts = name.split("/")
+            callers = ("/".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
+            caller = next((self._nodes[one] for one in callers if one in self._calls), None)
+            self._found[name] = self._nodes.get(name, caller)
+        return self._found[name]

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import tensorflow as tf
 
-from parallax.base.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats
+from parallax.base.types import Comm, Coordinator, RunArgs, RunContext, RunMetadata, RunValues, Session
 from parallax.cluster.team_names import HOST
 from parallax.graph.view import GraphView
 from parallax.report.show import show
@@ -26,6 +27,7 @@ from parallax.runtime.trace.offsets import Bounds, both, offset_between, server_
 from parallax.runtime.trace.ops import Step, read_step
 from parallax.runtime.trace.options import MERGED, SUMMARY, TraceOptions, rank_file
 from parallax.runtime.trace.rows import RankTrace, correct_times, rank_trace
+from parallax.runtime.trace.stage_passes import StagePasses, add_predicted, find_passes, merge_runs, stage_lines
 from parallax.runtime.trace.summary import summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
 from parallax.runtime.worker.barrier import barrier
@@ -42,12 +44,18 @@ _ROUNDS = 20  # requests to rank 0; the one with the shortest round trip counts
 class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Traces one worker; all workers must have one, and call `finish` at their ends.
 
+    With a model in stages, a step is an update, of several runs that overlap: their traces are complete when none of
+    them is in flight.
+
     Args:
         wish: the steps, and the folder.
         members: the job.
         worker: this one's graph.
         training: identifies the runs that are steps.
         synchronous: whether all workers run each step together.
+
+    Raises:
+        ValueError: there is no current plan yet.
     """
 
     def __init__(
@@ -58,16 +66,22 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         training: TrainingRuns,
         synchronous: bool,
     ) -> None:
+        if worker.plan is None:
+            raise ValueError("Steps are traced under a plan.")
         self._options = options
         self._members = members
         self._worker = worker
         self._training = training
+        self._plan = worker.plan
+        self._runs_of_step = worker.plan.accumulate_steps if worker.plan.stages else 1
+        # Traced runs that overlap are prepared on their own, for which the step before is traced in vain.
+        self._first = max(0, options.first - 1) if worker.plan.stages else options.first
         self._synchronous = synchronous
         self._comm: Comm = None
         self._offsets: list[Offset] = []
-        self._step: int | None = None  # the step being traced
-        self._measured: list[tuple[int, StepStats]] = []
-        self._steps: tuple[Step, ...] | None = None
+        self._run: int | None = None  # the run being traced
+        self._measured: list[tuple[int, RunMetadata]] = []
+        self._runs: tuple[Step, ...] | None = None
         self.finished = False
         hosts = members.parcel.hosts
         several = len(set(hosts)) > 1
@@ -82,22 +96,25 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._offsets.append(_measured_offset(self._comm, self._members.parcel.hosts))
 
     def before_run(self, run_context: RunContext) -> RunArgs:
-        """Requests a trace if the run is a requested step."""
-        self._step = None
-        step = None if self.finished else self._training.step
-        if step is None or not self._options.first <= step <= self._options.last:
+        """Requests a trace if the run is of a requested step."""
+        self._run = None
+        run = None if self.finished else self._training.step
+        if run is None or not self._first <= run // self._runs_of_step <= self._options.last:
             return None
-        self._step = step
+        self._run = run
         return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=self._level))
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Keeps the measurements; writes them after the last requested step."""
-        if self._step is None:
+        if self._run is None:
             return
         # Parsed later: it takes time, and would delay the next step.
-        self._measured.append((self._step, run_values.run_metadata.step_stats))
-        if self._step < self._options.last:
+        if self._run >= self._options.first * self._runs_of_step:
+            self._measured.append((self._run, run_values.run_metadata))
+        if self._run + 1 < (self._options.last + 1) * self._runs_of_step:
             return
+        if self._plan.stages:
+            run_context.session.run([])  # returns when no run is in flight, and all have filled their metadata
         if not self._synchronous:
             self._write_alone()
             return
@@ -109,43 +126,56 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self.finished or self._comm is None:
             return
         self.finished = True
-        steps = self._write_alone()
+        runs = self._write_alone()
         comm, rank = self._comm, self._members.rank
         barrier(comm)
         self._offsets.append(_measured_offset(comm, self._members.parcel.hosts))
-        trace, steps = self._with_others(steps)
+        trace, steps = self._with_others(runs)
         self._write(rank_file(self._options.folder, rank), trace_text([trace], steps))
         traces = comm.gather(trace)
         if rank == 0:
-            text = summary(traces, (self._options.first, self._options.last))
+            stages: Iterable[str] = ()
+            if self._plan.stages:
+                passes = add_predicted([trace.passes for trace in traces], self._plan)
+                traces = [replace(trace, passes=found) for trace, found in zip(traces, passes, strict=True)]
+                stages = stage_lines(passes, self._plan)
+            text = summary(traces, (self._options.first, self._options.last), stages)
             self._write(self._options.folder / MERGED, trace_text(traces))
             self._write(self._options.folder / SUMMARY, text)
             show(text)
 
     def _write_alone(self) -> tuple[Step, ...]:
-        """Writes this worker's trace on its own clock, unless already done; returns its steps."""
-        if self._steps is None:
-            self._steps = tuple(read_step(number, stats) for number, stats in self._measured)
+        """Writes this worker's trace on its own clock, unless already done; returns its runs."""
+        if self._runs is None:
+            self._runs = tuple(
+                read_step(run // self._runs_of_step, metadata.step_stats, run % self._runs_of_step)
+                for run, metadata in self._measured
+            )
             self._measured.clear()
-            alone = rank_trace(self._members.rank, self._host, SAME_CLOCK, self._steps, ())
-            self._write(rank_file(self._options.folder, self._members.rank), trace_text([alone], self._steps))
-        return self._steps
+            steps = merge_runs(self._runs)
+            alone = rank_trace(self._members.rank, self._host, SAME_CLOCK, steps, ())
+            self._write(rank_file(self._options.folder, self._members.rank), trace_text([alone], steps))
+        return self._runs
 
-    def _with_others(self, steps: tuple[Step, ...]) -> tuple[RankTrace, tuple[Step, ...]]:
+    def _with_others(self, runs: tuple[Step, ...]) -> tuple[RankTrace, tuple[Step, ...]]:
         """This worker's trace on rank 0's clock with its waits for others, and its steps on that clock."""
-        comm, rank, parcel = self._comm, self._members.rank, self._members.parcel
-        at_us = steps[0].ops[0].start_us if steps and steps[0].ops else self._offsets[0].at_us
+        comm, members, parcel = self._comm, self._members, self._members.parcel
+        at_us = runs[0].ops[0].start_us if runs and runs[0].ops else self._offsets[0].at_us
         uncertainty_us = max(offset.uncertainty_us for offset in self._offsets)
         offset = Offset(at_us, offset_at(self._offsets, at_us), uncertainty_us)
-        offsets_and_bounds = comm.allgather((offset, server_bounds(steps, offset.offset_us)))
+        offsets_and_bounds = comm.allgather((offset, server_bounds(runs, offset.offset_us)))
         servers = _server_offsets(parcel.servers, parcel.hosts, *zip(*offsets_and_bounds, strict=True))
-        steps = tuple(correct_times(step, self._offsets, servers) for step in steps)
-        came = arrivals(steps, self._within_host(), parcel.hosts[rank])
+        runs = tuple(correct_times(run, self._offsets, servers) for run in runs)
+        steps, rank, group = merge_runs(runs), members.rank, members.stage or members.island
+        came = arrivals(steps, self._within_host(), parcel.hosts[rank], group)
         waited = waits(rank, came, last_arrivals(comm.allgather(came)))
         known = tuple(servers.get(number) for number in range(len(parcel.servers)))
-        limits = step_limits(GraphView(self._worker.names.run_view.graph_def), steps, waited, self._within_host())
-        trace = rank_trace(rank, self._host, offset, steps, waited, known)
-        return replace(trace, limits=limits), steps
+        trace = replace(rank_trace(rank, self._host, offset, steps, waited, known), group=group)
+        view = GraphView(self._worker.names.run_view.graph_def)
+        if self._plan.stages:
+            autodiff = {node for record in self._worker.analysed.captured.records for node in record.ops}
+            return replace(trace, passes=StagePasses(members.stage, find_passes(runs, view, autodiff))), steps
+        return replace(trace, limits=step_limits(view, steps, waited, self._within_host())), steps
 
     def _within_host(self) -> frozenset[str]:
         """The collectives between the workers of a host: those of a process set."""

@@ -16,7 +16,7 @@ from parallax.analysis.timing.intervals import Interval, shares
 from parallax.analysis.timing.list_schedule import hidden_frac, schedule_one_step, schedule_overlapping_steps
 from parallax.analysis.timing.schedule import shortest_alone, shortest_overlapping
 from parallax.graph.view import GraphView
-from parallax.runtime.trace.dependencies import DEVICE, HOST, LINK, Dependencies, TimeOn, dependencies_of
+from parallax.runtime.trace.dependencies import DEVICE, HOST, LINK, Dependencies, NodeOwners, TimeOn, dependencies_of
 from parallax.runtime.trace.ops import COLLECTIVES, WAITING, Op, Step
 from parallax.runtime.trace.waits import Wait
 from parallax.transform.swap import as_planned
@@ -63,7 +63,7 @@ def step_limits(
     if any(op.server is not None for step in steps for op in step.ops):
         return None
     steps = [step for step in steps if any(op.type in COLLECTIVES for op in step.ops)][-_MOST_STEPS:]
-    owners = _Owners(view)
+    owners = NodeOwners(view)
     ran = {owner for step in steps for op in step.ops if (owner := owners.of(op.name)) is not None}
     dependencies = dependencies_of(view, ran)
     limits_by_step = [
@@ -104,34 +104,12 @@ def _mean(limits: Sequence[StepLimits]) -> StepLimits:
     )
 
 
-class _Owners:
-    """Maps ops of a trace to nodes of the graph."""
-
-    def __init__(self, view: GraphView) -> None:
-        self._nodes = {as_planned(name): name for name in view.nodes}
-        self._calls = {
-            as_planned(name)
-            for name, node in view.nodes.items()
-            if any(value.HasField("func") or value.list.func for value in node.attr.values())
-        }
-        self._found: dict[str, str | None] = {}
-
-    def of(self, name: str) -> str | None:
-        """The node of that name, or the one that calls its function; None for ops that TensorFlow has added."""
-        if name not in self._found:
-            parts = name.split("/")
-            callers = ("/".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
-            caller = next((self._nodes[one] for one in callers if one in self._calls), None)
-            self._found[name] = self._nodes.get(name, caller)
-        return self._found[name]
-
-
 class _TimedOps:
     """The ops of a step by activity, with their times."""
 
     def __init__(
         self,
-        owners: _Owners,
+        owners: NodeOwners,
         dependencies: Dependencies,
         step: Step,
         waited: Sequence[Wait],
@@ -153,7 +131,7 @@ class _TimedOps:
             self._end_us[name] = max(self._end_us.get(name, op.end_us), op.end_us)
 
     @staticmethod
-    def _activity(owners: _Owners, dependencies: Dependencies, op: Op) -> str:
+    def _activity(owners: NodeOwners, dependencies: Dependencies, op: Op) -> str:
         """The activity of an op; an exchange within a loop or a function is its own."""
         owner = owners.of(op.name)
         if owner is None:

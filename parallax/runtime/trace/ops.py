@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from parallax.base.types import NodeDef, StepStats
 from parallax.transform.building.all_to_all import ALL_REDUCE as ALL_REDUCE_OP
 from parallax.transform.building.all_to_all import ALL_TO_ALL
+from parallax.transform.passes.cut_stages import RECEIVE
+from parallax.transform.passes.turns import GATE
 from parallax.transform.swap import as_planned
 
 PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING = "pull", "compute", "push", "all-reduce", "waiting"
@@ -33,8 +35,9 @@ GIVES = frozenset({"AccumulatorApplyGradient", "SparseAccumulatorApplyGradient"}
 
 TRANSFER = "RecvTensor"
 
-# They wait from the beginning of a step for the workers' contributions, which are analysed separately.
-_STANDS_BY = frozenset({"QueueDequeueV2", "AccumulatorTakeGradient", "SparseAccumulatorTakeGradient"})
+# They wait from the beginning of a run, for the workers' contributions, which are analysed separately, for messages of
+# other stages, or for earlier runs.
+_STANDS_BY = frozenset({"QueueDequeueV2", "AccumulatorTakeGradient", "SparseAccumulatorTakeGradient", RECEIVE, GATE})
 _LOCK = "MutexLock"
 _KIND_BY_SCOPE = {
     "pull": PULL,
@@ -51,6 +54,7 @@ _KIND_BY_SCOPE = {
     "broadcast": ALL_REDUCE,
     "meet": ALL_REDUCE,
     "shared_rows": ALL_REDUCE,
+    "stage": PUSH,
 }
 _SCOPE = re.compile(r"parallax/([a-z_]+?)(?:_\d+)?/")
 _SERVER = re.compile(r"/job:ps/replica:\d+/task:(\d+)/")
@@ -85,19 +89,21 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The ops of one step of one rank.
+    """The ops of one step of one rank, or of one of its micro-batches.
 
     Attributes:
         number: of the step.
         ops: sorted by start.
+        micro_batch: the number of the micro-batch.
     """
 
     number: int
     ops: tuple[Op, ...]
+    micro_batch: int = 0
 
 
-def read_step(number: int, step_stats: StepStats) -> Step:
-    """The step of a RunMetadata's `step_stats`."""
+def read_step(number: int, step_stats: StepStats, micro_batch: int = 0) -> Step:
+    """The step, or a micro-batch of a step, of a RunMetadata's `step_stats`."""
     ops = []
     for device in step_stats.dev_stats:
         # GPUs report kernels by stream, and all of them once more (never seen: no machine with a GPU).
@@ -108,7 +114,7 @@ def read_step(number: int, step_stats: StepStats) -> Step:
             one = _op(node, int(server[1]) if server else None)
             if one is not None:
                 ops.append(one)
-    return Step(number, tuple(sorted(ops, key=lambda op: (op.start_us, op.end_us, op.name))))
+    return Step(number, tuple(sorted(ops, key=lambda op: (op.start_us, op.end_us, op.name))), micro_batch)
 
 
 def kind_of(name: str, op_type: str) -> str:

@@ -8,15 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from parallax.analysis.timing.intervals import Interval, length, union
 from parallax.runtime.trace.clocks import SAME_CLOCK, Offset, offset_at
 from parallax.runtime.trace.limits import StepLimits
 from parallax.runtime.trace.ops import COLLECTIVES, KINDS, WAITING, Op, Step
+from parallax.runtime.trace.stage_passes import GAP_US, StagePasses
 from parallax.runtime.trace.waits import Wait
 
-GAP_US = 100.0
-"""Work of one kind with shorter pauses is drawn as one interval; sums exclude the pauses."""
+
+class HasTimes(Protocol):
+    """An interval with a name."""
+
+    @property
+    def name(self) -> str:
+        """The label."""
+
+    @property
+    def start_us(self) -> float:
+        """Its start."""
+
+    @property
+    def end_us(self) -> float:
+        """Its end."""
+
+
+_Interval = TypeVar("_Interval", bound=HasTimes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,8 @@ class RankTrace:
         waits: its waits for other ranks.
         servers: the offsets of servers' clocks; None if unknown, with uncorrected times.
         limits: of its steps, if known.
+        passes: of micro-batches; None without stages.
+        group: the number of the rank's stage or island; 0 where all workers train together.
     """
 
     rank: int
@@ -82,6 +102,8 @@ class RankTrace:
     waits: tuple[Wait, ...]
     servers: tuple[Offset | None, ...] = ()
     limits: StepLimits | None = None
+    passes: StagePasses | None = None
+    group: int = 0
 
 
 def correct_times(step: Step, offsets: Sequence[Offset], servers: dict[int, Offset]) -> Step:
@@ -94,7 +116,7 @@ def correct_times(step: Step, offsets: Sequence[Offset], servers: dict[int, Offs
             by_us = servers.get(op.server, SAME_CLOCK).offset_us
         return replace(op, start_us=round(op.start_us + by_us), end_us=round(op.end_us + by_us))
 
-    return Step(step.number, tuple(sorted(map(shift, step.ops), key=lambda op: (op.start_us, op.end_us, op.name))))
+    return replace(step, ops=tuple(sorted(map(shift, step.ops), key=lambda op: (op.start_us, op.end_us, op.name))))
 
 
 def rank_trace(
@@ -128,9 +150,9 @@ def rank_trace(
     return RankTrace(rank, host, offset, tuple(times), tuple(spans), collectives, tuple(waited), servers)
 
 
-def lanes(ops: Iterable[Op]) -> list[list[Op]]:
+def lanes(ops: Iterable[_Interval]) -> list[list[_Interval]]:
     """Distributes ops over as few rows as possible, so that ops of a row do not overlap."""
-    op_lanes: list[list[Op]] = []
+    op_lanes: list[list[_Interval]] = []
     for op in sorted(ops, key=lambda op: (op.start_us, op.end_us, op.name)):
         free = next((lane for lane in op_lanes if lane[-1].end_us <= op.start_us), None)
         if free is None:

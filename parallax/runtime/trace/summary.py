@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from parallax.analysis.timing.intervals import length, union
@@ -20,7 +21,7 @@ class Slowest:
 
     Attributes:
         rank: its number.
-        waited_us: how long each of the others waited for it in a step, on average.
+        waited_us: how long each of the others, of its stage or island, waited for it in a step, on average.
     """
 
     rank: int
@@ -30,23 +31,25 @@ class Slowest:
 def slowest(traces: Sequence[RankTrace]) -> Slowest | None:
     """The slowest rank, the first of equals; None if no rank waited."""
     steps = max((len(trace.steps) for trace in traces), default=0)
-    others = len(traces) - 1
+    sizes = Counter(trace.group for trace in traces)
+    others = {trace.rank: sizes[trace.group] - 1 for trace in traces}
     busy = {t.rank: union((s.start_us, s.end_us) for s in t.spans if s.row == COMPUTE) for t in traces}
     in_the_end = causes({trace.rank: trace.waits for trace in traces}, busy)
     slowest_rank: Slowest | None = None
     for candidate in sorted(trace.rank for trace in traces):
         total_us = sum(length((c.start_us, c.end_us) for c in by if c.whom == candidate) for by in in_the_end)
-        if total_us > 0 and total_us / (steps * others) > (slowest_rank.waited_us if slowest_rank else 0.0):
-            slowest_rank = Slowest(candidate, total_us / (steps * others))
+        if total_us > 0 and total_us / (steps * others[candidate]) > (slowest_rank.waited_us if slowest_rank else 0.0):
+            slowest_rank = Slowest(candidate, total_us / (steps * others[candidate]))
     return slowest_rank
 
 
-def summary(traces: Sequence[RankTrace], requested: tuple[int, int]) -> str:
+def summary(traces: Sequence[RankTrace], requested: tuple[int, int], stages: Iterable[str] = ()) -> str:
     """The text of `summary.txt`.
 
     Args:
         traces: of all ranks, by rank.
         requested: the first and last requested step.
+        stages: lines about the stages of a model.
     """
     numbers = sorted({step.number for trace in traces for step in trace.steps})
     if not numbers:
@@ -57,7 +60,7 @@ def summary(traces: Sequence[RankTrace], requested: tuple[int, int]) -> str:
     lines.append("`outside` passes from a step's last op to the next one's first: the script's own Python, feeds and")
     lines.append("fetches, and what tracing takes. `clock` is what was added, and how wrong it may be.")
     lines += [_server_clock(number, offset) for number, offset in enumerate(traces[0].servers)]
-    lines += [*_idle(traces), *_limits(traces), _verdict(traces)]
+    lines += [*stages, *_idle(traces), *_limits(traces), *_verdict(traces)]
     return "\n".join(lines) + "\n"
 
 
@@ -77,7 +80,9 @@ def _table(traces: Sequence[RankTrace]) -> list[str]:
 
 
 def outside(trace: RankTrace) -> float | None:
-    """The mean time between consecutive steps, in microseconds; None if no two steps were consecutive."""
+    """The mean time between consecutive steps, in microseconds; None if no two steps follow each other, or overlap."""
+    if trace.passes is not None:
+        return None
     pairs = itertools.pairwise(step for step in trace.steps if step.end_us > step.start_us)
     gaps_us = [after.start_us - before.end_us for before, after in pairs if after.number == before.number + 1]
     return sum(gaps_us) / len(gaps_us) if gaps_us else None
@@ -126,21 +131,26 @@ def _clock(offset: Offset) -> str:
     return f"{_ms(offset.offset_us, '+')} +- {_ms(offset.uncertainty_us)}"
 
 
-def _verdict(traces: Sequence[RankTrace]) -> str:
+def _verdict(traces: Sequence[RankTrace]) -> Iterator[str]:
     if len(traces) < 2:
-        return "There is one worker, which waits for no other."
+        yield "There is one worker, which waits for no other."
+        return
+    if len({trace.group for trace in traces}) == len(traces):  # stages without replicas wait for messages alone
+        return
     most = slowest(traces)
     if most is None:
-        return "No rank waited for another in these steps."
+        yield "No rank waited for another in these steps."
+        return
     trace = next(trace for trace in traces if trace.rank == most.rank)
     who, waited = f"rank {most.rank} on host {trace.host}", f"{_ms(most.waited_us)} ms in a step"
     uncertainty_us = max(trace.offset.uncertainty_us for trace in traces)
     if most.waited_us <= uncertainty_us:
-        return (
+        yield (
             f"No rank is clearly the slowest: {who} was waited for most, {waited}, which is no more than the clocks "
             "may be wrong."
         )
-    return f"The slowest is {who}: the others waited {waited} for it."
+    else:
+        yield f"The slowest is {who}: the others waited {waited} for it."
 
 
 def _ms(us: float, sign: str = "") -> str:

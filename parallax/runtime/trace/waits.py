@@ -20,13 +20,13 @@ class Rendezvous(NamedTuple):
         step: number of the step.
         name: of the op, the same on all ranks.
         time: the index of its run in this step.
-        host: the number of the host whose workers take part; -1 for all.
+        team: the workers that take part: the number of their stage or island, and of their host or -1 for all hosts.
     """
 
     step: int
     name: str
     time: int
-    host: int
+    team: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,16 @@ class Wait:
     whom: int
 
 
-def arrivals(steps: Iterable[Step], within_host: frozenset[str], host: int) -> dict[Rendezvous, Arrival]:
+def arrivals(
+    steps: Iterable[Step], within_host: frozenset[str], host: int, group: int = 0
+) -> dict[Rendezvous, Arrival]:
     """The arrivals of a rank at all its rendezvous.
 
     Args:
         steps: on rank 0's clock.
         within_host: names of the collectives between the workers of a host.
         host: the rank's.
+        group: the number of the rank's stage or island.
     """
     arrival_by_rendezvous: dict[Rendezvous, Arrival] = {}
     for step in steps:
@@ -68,7 +71,7 @@ def arrivals(steps: Iterable[Step], within_host: frozenset[str], host: int) -> d
                 continue
             time = times.get(op.name, 0)
             times[op.name] = time + 1
-            meeting = Rendezvous(step.number, op.name, time, host if op.name in within_host else -1)
+            meeting = Rendezvous(step.number, op.name, time, (group, host if op.name in within_host else -1))
             arrival_by_rendezvous[meeting] = Arrival(op.start_us, op.end_us if op.type in COLLECTIVES else float("inf"))
     return arrival_by_rendezvous
 

@@ -2,7 +2,8 @@
 
 TensorFlow parses every fetch and feed of every run again, for its hooks and itself, which for short steps of many
 workers on few cores is a tenth of the step. Repeated runs are prepared once. Where hooks look at every run, TensorFlow
-calls them around a run as ever, and only the run below them is a prepared one, if it overlaps with others.
+calls them around a run as ever, and only the run below them is a prepared one, if it overlaps with others. Traced runs
+of a model in stages overlap too, because their trace shows how micro-batches follow each other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
 
-from parallax.base.types import Graph, Session, TensorShape, Value
+from parallax.base.types import Graph, RunMetadata, RunOptions, Session, TensorShape, Value
 from parallax.runtime.worker.session.overlapping import MOST_ON_THEIR_WAY, Overlapping
 from parallax.runtime.worker.session.stage_failures import StageFailures
 
@@ -65,9 +66,9 @@ class DirectRuns:
         self._waits_for = list(waits_for)
         self._has_hooks = has_hooks
         self._hooked = threading.local()
-        if has_hooks and self._overlapping is not None:
+        if (has_hooks or waits_for) and self._overlapping is not None:
             raw.run = self._overlap_below_hooks(raw.run)
-        self._ready: dict[tuple[tuple[str, ...], tuple[str, ...]], _Ready | None] = {}
+        self._ready: dict[tuple[tuple[str, ...], tuple[str, ...], int], _Ready | None] = {}
 
     def run(self, tensors: tuple[str, ...], feeds: Mapping[str, Value], overlaps: bool = False) -> list[Value] | None:
         """Returns the fetched values, None for each operation; or None if this run needs the regular path.
@@ -84,7 +85,7 @@ class DirectRuns:
     @contextmanager
     def below_hooks(self, overlaps: bool) -> Iterator[None]:
         """Context of a run with hooks, whose ops after the fetches may continue while the next run begins."""
-        self._hooked.overlaps = overlaps and not self._is_waiting()
+        self._hooked.overlaps = overlaps and (self._failures is not None or not self._is_waiting())
         try:
             yield
         finally:
@@ -101,18 +102,25 @@ class DirectRuns:
             self._waits_for = [hook for hook in self._waits_for if not hook.finished]
         return bool(self._waits_for)
 
-    def _run(self, tensors: tuple[str, ...], feeds: Mapping[str, Value], overlaps: bool) -> list[Value] | None:
-        key = (tensors, tuple(feeds))
+    def _run(
+        self,
+        tensors: tuple[str, ...],
+        feeds: Mapping[str, Value],
+        overlaps: bool,
+        trace_level: int = 0,
+        run_metadata: RunMetadata | None = None,
+    ) -> list[Value] | None:
+        key = (tensors, tuple(feeds), trace_level)
         if key not in self._ready:
             if not tensors or len({*tensors, *feeds}) < len(tensors) + len(feeds):
                 return None
             self._ready[key] = None
-            if not self._repeats:  # preparation does not pay for a run that does not recur
+            if not self._repeats and not trace_level:  # preparation does not pay for a run that does not recur
                 return None
         ready = self._ready[key]
         if ready is None:
             ready = self._ready[key] = _Ready(self._raw, *key, self._overlapping if overlaps else None)
-        return ready.run(tuple(feeds.values()), self._failures)
+        return ready.run(tuple(feeds.values()), self._failures, run_metadata)
 
     def _overlap_below_hooks(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the run that TensorFlow calls with the fetches of the caller and of the hooks."""
@@ -121,14 +129,26 @@ class DirectRuns:
         def run_below_hooks(fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
             if getattr(self._hooked, "overlaps", False) and isinstance(fetches, dict) and _CALLER in fetches:
                 self._hooked.overlaps = False  # hooks may run the session too
-                values = None if options.ListFields() else self._run_names(fetches, feed_dict or {})
+                values = None
+                if not options.ListFields() or self._is_traced(options):
+                    values = self._run_names(fetches, feed_dict or {}, options.trace_level, run_metadata)
                 if values is not None:
                     return values
             return run(fetches, feed_dict, options, run_metadata)
 
         return run_below_hooks
 
-    def _run_names(self, fetches: Mapping[Any, Any], feeds: Mapping[Any, Value]) -> dict[Any, list[Value]] | None:
+    def _is_traced(self, options: RunOptions) -> bool:
+        """Whether options of a stage's run ask for a trace, and for nothing else."""
+        if self._failures is None:
+            return False
+        # TensorFlow adds empty debug options to those of hooks.
+        fields = [one.name for one, value in options.ListFields() if one.message_type is None or value.ByteSize()]
+        return fields == ["trace_level"]
+
+    def _run_names(
+        self, fetches: Mapping[Any, Any], feeds: Mapping[Any, Value], trace_level: int, run_metadata: RunMetadata
+    ) -> dict[Any, list[Value]] | None:
         """The values of lists of names; None if fetches or feeds are anything else."""
         if not all(
             isinstance(names, list) and all(isinstance(one, str) for one in names) for names in fetches.values()
@@ -137,7 +157,7 @@ class DirectRuns:
         if not all(isinstance(fed, str) for fed in feeds):
             return None
         tensors = tuple(dict.fromkeys(name for names in fetches.values() for name in names))
-        values = self._run(tensors, feeds, overlaps=True)
+        values = self._run(tensors, feeds, True, trace_level, run_metadata if trace_level else None)
         if values is None:
             return None
         value_by_name = dict(zip(tensors, values, strict=True))
@@ -148,22 +168,30 @@ class _Ready:
     """One set of fetches and feeds."""
 
     def __init__(
-        self, raw: Session, tensors: Sequence[str], fed: Sequence[str], overlapping: Overlapping | None
+        self,
+        raw: Session,
+        tensors: Sequence[str],
+        fed: Sequence[str],
+        trace_level: int,
+        overlapping: Overlapping | None,
     ) -> None:
         fed_tensors = [raw.graph.get_tensor_by_name(name) for name in fed]
         self._takes = [(tensor.dtype.base_dtype.as_numpy_dtype, _dims(tensor.shape)) for tensor in fed_tensors]
         self._places = [":" in name for name in tensors]
         self._targets = tensors
         self._overlapping = overlapping
-        self._flight = None if overlapping is None else overlapping.ready(tensors, fed)
+        self._flight = None if overlapping is None else overlapping.ready(tensors, fed, trace_level)
         if self._flight is not None:
             return
         options = config_pb2.CallableOptions(feed=fed)
         options.fetch.extend(name for name in tensors if ":" in name)
         options.target.extend(name for name in tensors if ":" not in name)
+        options.run_options.trace_level = trace_level
         self._call = raw._make_callable_from_options(options)  # make_callable accepts no feeds in this way
 
-    def run(self, values: Sequence[Value], failures: StageFailures | None) -> list[Value] | None:
+    def run(
+        self, values: Sequence[Value], failures: StageFailures | None, run_metadata: RunMetadata | None
+    ) -> list[Value] | None:
         arrays = []
         for value, (dtype, dims) in zip(values, self._takes, strict=True):
             array = _to_array(value, dtype)
@@ -171,11 +199,11 @@ class _Ready:
                 return None  # TensorFlow reports its error
             arrays.append(array)
         if self._overlapping is not None and self._flight is not None:
-            results = iter(self._overlapping.run(self._flight, arrays))
+            results = iter(self._overlapping.run(self._flight, arrays, run_metadata))
         elif failures is not None:
-            results = iter(failures.call(self._targets, lambda: self._call(*arrays)))
+            results = iter(failures.call(self._targets, lambda: self._call(*arrays, run_metadata=run_metadata)))
         else:
-            results = iter(self._call(*arrays))
+            results = iter(self._call(*arrays, run_metadata=run_metadata))
         return [next(results) if is_tensor else None for is_tensor in self._places]
 
 

@@ -28,7 +28,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from parallax.base.errors import SessionError
-from parallax.base.types import Operation, Session, Value
+from parallax.base.types import Operation, RunMetadata, Session, Value
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, split_tensor
 from parallax.report.logger import log
@@ -58,7 +58,7 @@ class OverlappingRun:
 
     Attributes:
         keys: the stateful resources that these runs touch.
-        call: executes one; its arguments are the fed values, then its number.
+        call: executes one; its arguments are the fed values, then its number, and `run_metadata` of a traced one.
         collect: returns the values that a run has delivered, by its number.
         feeds: the indices of the fed values that it needs: a stage of a model may need none.
         fetched: how many tensors are fetched; for none, the number of the run is delivered.
@@ -113,17 +113,18 @@ class Overlapping:
         raw.make_callable = lambda *arguments, **named: self._after_all(make(*arguments, **named))
         raw._make_callable_from_options = lambda options: self._after_all(self._make(options))
 
-    def ready(self, fetched: Sequence[str], fed: Sequence[str]) -> OverlappingRun | None:
+    def ready(self, fetched: Sequence[str], fed: Sequence[str], trace_level: int = 0) -> OverlappingRun | None:
         """Prepares runs; None if they cannot overlap.
 
         Args:
             fetched: names of tensors and operations.
             fed: names of tensors.
+            trace_level: of `RunOptions`; 0 for runs that are not traced.
         """
         with self._lock:
-            return self._ready(fetched, fed)
+            return self._ready(fetched, fed, trace_level)
 
-    def _ready(self, fetched: Sequence[str], fed: Sequence[str]) -> OverlappingRun | None:
+    def _ready(self, fetched: Sequence[str], fed: Sequence[str], trace_level: int) -> OverlappingRun | None:
         view = GraphView(self._raw.graph.as_graph_def())
         cut_off = frozenset(fed)
         runs = view.ancestors({_node(name) for name in fetched}, cut_off)
@@ -149,6 +150,7 @@ class Overlapping:
         feeds = tuple(place for place, name in enumerate(fed) if name in taken or _node(name) in awaited)
         options = config_pb2.CallableOptions(feed=[*(fed[place] for place in feeds), RUN_NUMBER])
         options.target.extend([*(name for name in fetched if ":" not in name), *ended])
+        options.run_options.trace_level = trace_level
         collect = self._make(config_pb2.CallableOptions(feed=[RUN_NUMBER], fetch=collected))
         keys = [key.encode() for key in touching]
         keys_of_run = (ctypes.c_char_p * len(keys))(*keys)
@@ -173,8 +175,15 @@ class Overlapping:
         graph.finalize()
         return ended, collected
 
-    def run(self, ready: OverlappingRun, values: Sequence[Value]) -> list[Value]:
+    def run(
+        self, ready: OverlappingRun, values: Sequence[Value], run_metadata: RunMetadata | None = None
+    ) -> list[Value]:
         """Starts a run, and returns its fetches; values are copied, because the script may write into its arrays.
+
+        Args:
+            ready: the prepared run.
+            values: of its feeds.
+            run_metadata: of a traced run, filled when the run has ended.
 
         Raises:
             Exception: the error of this run, or of an earlier one.
@@ -189,7 +198,7 @@ class Overlapping:
             number = next(_numbers)
             _native().parallax_turns_begin(number, ready.keys, len(ready.keys))
             self._flying.append(flight)
-            self._run_in_thread(functools.partial(_fly, ready, number, copied, flight, tell))
+            self._run_in_thread(functools.partial(_fly, ready, number, copied, flight, tell, run_metadata))
         try:
             return list(ready.collect(np.int64(number)))[: ready.fetched]
         except tf.errors.AbortedError:
@@ -284,9 +293,10 @@ def _fly(
     values: Sequence[Value],
     flight: _Flight,
     tell: Callable[[BaseException], None],
+    run_metadata: RunMetadata | None,
 ) -> None:
     try:
-        ready.call(*values, np.int64(number))
+        ready.call(*values, np.int64(number), run_metadata=run_metadata)
     except BaseException as error:
         tell(error)
         flight.done.set_exception(error)
