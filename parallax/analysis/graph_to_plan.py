@@ -7,6 +7,7 @@ worker goes through `analyse` and `rewrites_of` with the launcher's plan, and th
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -190,6 +191,27 @@ def _new_plan(
             analysed.spec,
             lambda own, terms, given: feasible(analysed, own, terms, given),
         )
+    return _plan_one_team(analysed, layout, config, constraints, measured)
+
+
+def _plan_one_team(
+    analysed: AnalysedGraph,
+    layout: Layout,
+    config: Config,
+    constraints: PlanConstraints,
+    measured: PlanInputs,
+    batch: float = 1.0,
+) -> Plan:
+    """The best plan, or that of a model in stages, where all workers train together.
+
+    Args:
+        analysed: the graph, with the spec of the changed batch.
+        layout: the workers.
+        config: the user's settings.
+        constraints: the user's requirements.
+        measured: the profiles.
+        batch: how many times as large the batch is.
+    """
     if config.stages in (None, 1):
         return feasible(analysed, layout, constraints, measured)
 
@@ -200,8 +222,9 @@ def _new_plan(
     check_supported("stages", config, constraints.synchronous, {})
     parts = max(1, layout.num_workers // count_stages(config))
     examples = config.examples or examples_of_run(captured.view, parts, constraints.accumulate_steps)
+    examples = math.ceil(examples * batch)
     graph = StagedGraph(captured, spec, sources, layout, constraints, measured, examples, make)
-    return graph.choose() if config.stages == AUTO else graph.plan(config.stages)
+    return graph.choose() if config.stages is None or config.stages == AUTO else graph.plan(config.stages)
 
 
 def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> Plan:
@@ -270,12 +293,11 @@ def simulation_of(
     Raises:
         PlanError: as `parallax.analysis.whatif.simulate.simulate`; when the profile belongs to other hosts.
     """
-    for name in ("stages", "islands"):
-        if getattr(config, name) not in (None, 1):
-            raise PlanError(f"parallax simulate is not supported yet with {name}. Leave the {name} out.")
+    if config.islands is not None:
+        raise PlanError("parallax simulate is not supported yet with islands. Leave the islands out.")
 
     def plan(spec: GraphSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs) -> Plan:
-        return feasible(replace(analysed, spec=spec), layout, constraints, measured)
+        return _plan_one_team(replace(analysed, spec=spec), layout, config, constraints, measured, what_if.batch)
 
     measured = read_measured(config.cluster_profile, config.model_profile)
     if len(hosts) > 1:

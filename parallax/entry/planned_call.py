@@ -24,7 +24,7 @@ from parallax.runtime.replan.options import check_possible, replan_options
 from parallax.runtime.trace.options import make_ready, trace_options
 from parallax.runtime.worker.random_state import drawn_seed
 from parallax.settings.config import Config, list_ineffective_settings
-from parallax.settings.environment import Role, Settings, settings
+from parallax.settings.environment import Settings, settings
 from parallax.settings.merge import merge_settings
 from parallax.settings.modes import resolve_sync
 
@@ -34,11 +34,8 @@ _OPTIONS = {
     "measure": "--measure",
 }
 """Features that not every kind of plan supports: settings, and their options."""
-_UNSUPPORTED = {
-    "stages": (("memory", "measure"), (Role.CHECK,)),
-    "islands": (("memory", "html", "measure"), (Role.PROFILE, Role.CHECK)),
-}
-"""By kind of plan the features and commands that it does not support yet."""
+_UNSUPPORTED = {"stages": ("memory", "measure"), "islands": ("memory", "html", "measure")}
+"""By kind of plan the features that it does not support yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +101,7 @@ def plan_on(cluster: Cluster, analysed: AnalysedGraph, call: Call) -> Plan:
     """
     plan = plan_for(analysed, layout_of(cluster), call.config, call.sync, [host.address for host in cluster.hosts])
     for kind in [name for name in _UNSUPPORTED if getattr(plan, name)]:
-        options, roles = _UNSUPPORTED[kind]
-        requested = [_OPTIONS[name] for name in options if getattr(call.requested, name) is not None]
-        requested += [f"parallax {role.value}" for role in roles if role is call.requested.role]
+        requested = [_OPTIONS[name] for name in _UNSUPPORTED[kind] if getattr(call.requested, name) is not None]
         if requested:
             raise PlanError(f"{requested[0]} is not supported yet with {kind}. Leave it out, or the {kind}.")
     return plan

@@ -7,10 +7,12 @@ import tensorflow.compat.v1 as tf
 
 from parallax.analysis.cut.plan_stages import get_graph_cut
 from parallax.analysis.cut.stage_cut import CutRates
-from parallax.analysis.graph_to_plan import analyse, plan_for
+from parallax.analysis.graph_to_plan import analyse, plan_for, simulation_of
+from parallax.analysis.whatif.simulate import HostKind
 from parallax.base.errors import NotEnoughMemory, PlanError
 from parallax.plans.model_stages import WorkerGrid, idle_share
 from parallax.plans.plan import Layout, plan_from_json
+from parallax.plans.what_if import WhatIf
 from parallax.report.html.page import plan_page
 from parallax.report.plan_table import plan_table
 from parallax.settings.config import Config
@@ -195,3 +197,23 @@ def test_a_page_draws_stages_and_their_micro_batches(analysed, plan):
     assert page.count('class="turn"') == 4 * 8 * 2 and 'class="stages"' in page
     assert page.count("a copy in every worker of its stage") > 0
     assert "micro-batch 7, backward" in page
+
+
+def test_a_simulation_has_the_plans_in_stages(analysed, plan, tmp_path):
+    """Each size has the step, and the bytes, of its plan; replicas add batches."""
+    plans = [
+        plan(analysed, run_s=0.02, stages=4, layout=Layout((1,) * n, tuple(range(n))), hosts=equal_hosts(n, TEN_GBIT))
+        for n in (4, 8)
+    ]
+    files = {"cluster_profile": tmp_path / "cluster.json", "model_profile": tmp_path / "model.json"}
+    files["cluster_profile"].write_text(equal_hosts(2, TEN_GBIT).to_json())
+    config = Config(stages=4, micro_batches=8, **files)
+    found = simulation_of(analysed, [HostKind()] * 2, config, True, WhatIf((4, 8)))
+    for size, planned in zip(found.sizes, plans, strict=True):
+        assert size.step_s == pytest.approx(planned.prediction.step_s)
+        assert size.sent_bytes == max(load.out_bytes for load in planned.prediction.loads)
+        assert size.throughput == pytest.approx(planned.num_replicas * 8 / size.step_s)
+    larger = simulation_of(analysed, [HostKind()] * 2, config, True, WhatIf((4,), batch=2.0))
+    assert larger.sizes[0].step_s == pytest.approx(2 * found.sizes[0].step_s, rel=0.05)
+    with pytest.raises(PlanError, match="multiple of the stages"):
+        simulation_of(analysed, [HostKind()] * 2, config, True, WhatIf((6,)))

@@ -60,7 +60,7 @@ def compare(staged, single, replicas, micro_batches):
 @pytest.mark.rotates
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 @pytest.mark.parametrize("micro_batches", [1, 4])
-@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (3, 1), (4, 1), (2, 2)])
 def test_skips_over_cuts_and_clipping(train, stages, replicas, micro_batches, optimizer):
     staged, _ = train(stages * replicas, "mlp", optimizer, stages, micro_batches, 1)
     single, _ = train(1, "mlp", optimizer, 0, micro_batches, replicas)

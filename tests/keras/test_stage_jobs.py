@@ -8,7 +8,7 @@ import pytest
 from tests.end_to_end.conftest import CLI, start, warm_server, warm_workers, write  # noqa: F401
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SCRIPT, KILLED = SCRIPTS / "staged.py", SCRIPTS / "staged_and_killed.py"
+SCRIPT, LOST = SCRIPTS / "staged.py", SCRIPTS / "staged_and_lost.py"
 
 
 @pytest.mark.timeout(300)
@@ -33,11 +33,22 @@ def weights_of(done):
 @pytest.mark.new_workers  # they are killed
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_killed_within_a_micro_batch_ends_the_job_by_name_or_is_replaced(start, tmp_path, rank):  # noqa: F811
-    killed = start(*CLI, "run", "--workers", 2, KILLED, tmp_path, rank, 0).finish()
-    assert killed.status == 137 and f"rank {rank} was killed by SIGKILL" in killed.stderr, str(killed)
-    (tmp_path / "killed").unlink()
-    found = weights_of(start(*CLI, "run", "--workers", 2, KILLED, tmp_path, rank, 1).finish())
-    assert (tmp_path / "killed").exists()
-    wanted = weights_of(start(KILLED, tmp_path, "plain", 0).finish())
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [("SIGKILL", 137, "was killed by SIGKILL"), ("SIGSTOP", 124, "is silent: a signal stopped its process")],
+)
+def test_a_worker_lost_within_a_micro_batch_ends_the_job_by_name_or_is_replaced(
+    start,  # noqa: F811
+    tmp_path,
+    rank,
+    name,
+    status,
+    said,
+):
+    lost = start(*CLI, "run", "--workers", 2, LOST, tmp_path, rank, 0, name).finish()
+    assert lost.status == status and f"rank {rank} {said}" in lost.stderr, str(lost)
+    (tmp_path / "lost").unlink()
+    found = weights_of(start(*CLI, "run", "--workers", 2, LOST, tmp_path, rank, 1, name).finish())
+    assert (tmp_path / "lost").exists()
+    wanted = weights_of(start(LOST, tmp_path, "plain", 0).finish())
     assert np.max(np.abs(found - wanted)) <= 1e-6

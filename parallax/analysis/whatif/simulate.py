@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from parallax.analysis.cut.op_costs import OPS_PER_S
 from parallax.analysis.whatif.balance import balances_of
 from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs
@@ -245,12 +246,16 @@ def _size(plan: Plan, before: Plan | None, sizes: Sequence[Size], what_if: WhatI
         memory[process.host] += process.values_bytes + process.exchange_bytes + process.model_bytes
     throughput = efficiency = None
     if known.step_s and known.has_compute:
-        throughput = plan.num_workers * what_if.batch / known.step_s
+        batches = plan.num_replicas * plan.accumulate_steps if plan.stages else plan.num_workers
+        throughput = batches * what_if.batch / known.step_s
         first = next((size for size in sizes if size.throughput is not None), None)
         if first is None or first.throughput is None:
             efficiency = 1.0
         elif rounds_take_time:  # the time of rounds is what makes large sizes inefficient
             efficiency = throughput / plan.num_workers / (first.throughput / first.workers)
+    sent_bytes: float = sum(v.cost.sent_bytes or 0 for v in plan.variables)
+    if plan.stages:
+        sent_bytes = max((load.out_bytes / plan.hosts[load.host] for load in known.loads), default=0)
     counts = Counter(v.route for v in plan.variables if v.route != NO_ROUTE)
     return Size(
         hosts=len(plan.hosts),
@@ -259,7 +264,7 @@ def _size(plan: Plan, before: Plan | None, sizes: Sequence[Size], what_if: WhatI
         throughput=throughput,
         efficiency=efficiency,
         memory_bytes=max(memory),
-        sent_bytes=sum(v.cost.sent_bytes or 0 for v in plan.variables),
+        sent_bytes=round(sent_bytes),
         routes=tuple(sorted(counts.items())),
         changes=() if before is None else _changes(before, plan),
         phases=known.phases,
@@ -322,10 +327,13 @@ def _assumptions(
     if what_if.width != 1:
         lines.append(f"Rows looked up are {what_if.width:g} times as wide; compute and dense variables stay.")
     if measured.model is None or measured.model.compute_s is None:
-        lines.append(
-            "Compute was not measured: steps are those of the exchanges alone, and throughput is unknown. Give a model "
-            "profile by --profile."
+        is_assumed = any(size.throughput is not None for size in sizes)
+        found = (
+            f"seconds of ops are assumed, by {OPS_PER_S / 1e9:g} Gflop/s a worker"
+            if is_assumed
+            else ("steps are those of the exchanges alone, and throughput is unknown")
         )
+        lines.append(f"Compute was not measured: {found}. Give a model profile by --profile.")
     if len(kinds) == 1 and what_if.workers_per_host is None and kinds[0].workers == 1:
         lines.append("Each host has one worker.")
     lines += [f"With {size.hosts} hosts {size.unknown}." for size in sizes if size.unknown]

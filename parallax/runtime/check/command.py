@@ -39,7 +39,7 @@ def report(first: FirstBuild, second: SecondBuild) -> int:
     findings = [(_REFUSED, first.refusal)] if first.refusal else []
     findings += _of_builds(first, second)
     if first.analysed is not None:
-        findings += _of_graph(first.graph, first.analysed)
+        findings += _of_graph(first.graph, first.analysed, first.plan)
     if first.analysed is not None and first.analysed.captured.means:
         note = first.analysed.captured.note_of_means
         findings.append((_NOTE, f"{note[0].upper()}{note[1:]}."))
@@ -67,7 +67,7 @@ def _of_builds(first: FirstBuild, second: SecondBuild) -> list[tuple[str, str]]:
     return [(_NOTE, values)] if values else []
 
 
-def _of_graph(graph: Graph, analysed: AnalysedGraph) -> list[tuple[str, str]]:
+def _of_graph(graph: Graph, analysed: AnalysedGraph, plan: Plan | None) -> list[tuple[str, str]]:
     from parallax.analysis.reading.gradients import training_updates
     from parallax.runtime.check.suspicious import suspicions
 
@@ -78,6 +78,8 @@ def _of_graph(graph: Graph, analysed: AnalysedGraph) -> list[tuple[str, str]]:
     for op in graph.get_collection("train_op"):
         if op.name in captured.view.nodes and not captured.view.ancestors([op.name]) & updates:
             lines.append((_SUSPICIOUS, f"The train_op {op.name} updates no trained variable from its gradient."))
+    if plan is not None and plan.stages and plan.num_replicas == 1:  # all workers take the same batches
+        return lines
     return lines + of_unsharded(graph, captured.view, updates)
 
 

@@ -1,4 +1,4 @@
-"""A fit in two stages, a worker of which is killed within a step's micro-batches: FOLDER RANK RESTARTS, or plain."""
+"""A fit in two stages, a worker of which gets a signal within a step's micro-batches: FOLDER RANK RESTARTS SIGNAL."""
 
 import os
 import signal
@@ -16,18 +16,18 @@ MICRO_BATCHES = 4
 layers = keras.layers
 
 
-class KillsItsWorker(tf.train.SessionRunHook):
-    """Kills a worker as it begins the third of a step's micro-batches, the first of which it has sent; once."""
+class LosesItsWorker(tf.train.SessionRunHook):
+    """Kills or stops a worker once, as it begins a step's third micro-batch, and has sent the first."""
 
-    def __init__(self, folder, rank):
-        self.killed, self.rank, self.runs = str(folder / "killed"), rank, 0
+    def __init__(self, folder, rank, name):
+        self.lost, self.rank, self.name, self.runs = str(folder / "lost"), rank, name, 0
 
     def before_run(self, run_context):
         self.runs += 1
         if self.runs == MICRO_BATCHES + 3 and os.environ["OMPI_COMM_WORLD_RANK"] == self.rank:
-            if not Path(self.killed).exists():
-                Path(self.killed).touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+            if not Path(self.lost).exists():
+                Path(self.lost).touch()
+                os.kill(os.getpid(), signal.Signals[self.name])
 
 
 def main():
@@ -41,7 +41,7 @@ def main():
     model = keras.Model(inputs, layers.Dense(1)(values))
     model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "mse")
     if rank != "plain":
-        hooks, restart = [KillsItsWorker(folder, rank)], parallax.RestartConfig(max_restarts=restarts)
+        hooks, restart = [LosesItsWorker(folder, rank, sys.argv[4])], parallax.RestartConfig(max_restarts=restarts)
         cut = dict(stages=["layer1"], micro_batches=MICRO_BATCHES)
         parallax.keras.use(parallax_config=parallax.Config(seed=1, hooks=hooks, restart=restart, **cut))
     model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
