@@ -19,7 +19,8 @@ from parallax.analysis.reading.capture import CapturedGraph
 from parallax.analysis.search.predict_plan import step_seconds
 from parallax.analysis.timing.step_time import derive_step_load
 from parallax.analysis.whatif.simulate import changed_constraints, changed_model, changed_spec
-from parallax.analysis.whatif.stage_times import check_room, host_loads, predict_stages, stage_memory
+from parallax.analysis.whatif.stage_memory import check_room, list_process_memory, measure_stages
+from parallax.analysis.whatif.stage_times import host_loads, predict_stages
 from parallax.base.errors import NotEnoughMemory, PlanError
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.spec import GradientSource, GraphSpec
@@ -108,7 +109,8 @@ class StagedGraph:
         if not self.examples:
             return plan
         examples = self.examples * batch
-        memory = stage_memory(plan, spec, constraints, measured, examples, self.base_bytes())
+        by_stage = measure_stages(plan, spec, constraints, measured)
+        memory = list_process_memory(plan, by_stage, examples, self.base_bytes())
         check_room(memory, measured, constraints.memory_bytes)
         plan = replace(plan, prediction=replace(plan.prediction, memory=memory))
         plan = replace(plan, notes=(*plan.notes, *self._bytes_note(plan, examples, batch)))

@@ -35,6 +35,7 @@ from parallax.analysis.whatif.memory import (
     touched_rows,
 )
 from parallax.analysis.whatif.simulate import HostKind, simulate
+from parallax.analysis.whatif.stage_memory import measure_stages, staged_memory_plan
 from parallax.base.errors import GraphError, PlanError
 from parallax.base.types import Graph
 from parallax.cluster.plan_inputs import PlanInputs, read_measured
@@ -327,14 +328,18 @@ def memory_of(
     """
     spec, constraints = analysed.spec, constraints_of(config, synchronous)
     measured = read_measured(config.cluster_profile, config.model_profile)
+    if measured.cluster is not None:
+        hosts = [HostMemory(one.name, one.memory_bytes, PROFILE) for one in measured.cluster.hosts]
+    if plan.stages:
+        stages = measure_stages(plan, spec, constraints, measured)
+        examples = examples or examples_of_run(analysed.captured.view, plan.num_replicas, plan.accumulate_steps)
+        return staged_memory_plan(plan, stages, examples, hosts, fixed)
     variables = list_variable_memory(spec, plan, constraints, measured)
     routes, placed = part_routes(spec, plan), placements(spec, plan)
     walk = walk_graph(analysed.captured, analysed.sources, routes, placements=placed)
     live = live_bytes(
         walk, gradient_bytes(variables), touched_rows(spec, constraints, measured), os.cpu_count() or 1, examples
     )
-    if measured.cluster is not None:
-        hosts = [HostMemory(one.name, one.memory_bytes, PROFILE) for one in measured.cluster.hosts]
     return memory_plan(plan, variables, live, hosts, fixed)
 
 

@@ -34,7 +34,7 @@ _OPTIONS = {
     "measure": "--measure",
 }
 """Features that not every kind of plan supports: settings, and their options."""
-_UNSUPPORTED = {"stages": ("memory", "measure"), "islands": ("memory", "html", "measure")}
+_UNSUPPORTED = {"stages": ("measure",), "islands": ("memory", "html", "measure")}
 """By kind of plan the features that it does not support yet."""
 
 

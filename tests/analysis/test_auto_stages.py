@@ -7,7 +7,8 @@ import tensorflow.compat.v1 as tf
 
 from parallax.analysis.cut.plan_stages import get_graph_cut
 from parallax.analysis.cut.stage_cut import CutRates
-from parallax.analysis.graph_to_plan import analyse, plan_for, simulation_of
+from parallax.analysis.graph_to_plan import analyse, memory_of, plan_for, simulation_of
+from parallax.analysis.whatif.memory import FixedMemory, HostMemory
 from parallax.analysis.whatif.simulate import HostKind
 from parallax.base.errors import NotEnoughMemory, PlanError
 from parallax.plans.model_stages import WorkerGrid, idle_share
@@ -217,3 +218,20 @@ def test_a_simulation_has_the_plans_in_stages(analysed, plan, tmp_path):
     assert larger.sizes[0].step_s == pytest.approx(2 * found.sizes[0].step_s, rel=0.05)
     with pytest.raises(PlanError, match="multiple of the stages"):
         simulation_of(analysed, [HostKind()] * 2, config, True, WhatIf((6,)))
+
+
+def test_a_memory_plan_has_each_stage_and_the_largest_micro_batch():
+    analysed, hosts = analyse(wide(batch=None, width=256)), [HostMemory("a", 10**9, "this machine")]
+    config, layout = Config(stages=2, micro_batches=4, examples=100), Layout((4,))
+    plan, fixed = plan_for(analysed, layout, config), FixedMemory(10**8, launcher_bytes=10**8, launcher_host=0)
+    found = memory_of(analysed, plan, config, hosts, fixed, examples=100)
+    *workers, launcher = found.processes
+    assert [use.activation_bytes for use in workers] == [
+        100 * (plan.stages[s].kept_bytes * (1 - s) + plan.stages[s].most_bytes) for s in (0, 1, 0, 1)
+    ]
+    assert {(use.values_bytes, use.slots_bytes) for use in workers} == {(4 * 256 * 256 * 4, 0)}
+    assert (launcher.kind, launcher.total_bytes) == ("launcher", 10**8)
+    most = [memory_of(analysed, plan, config, hosts, fixed, examples=found.largest_batch + more) for more in (0, 1)]
+    assert [one.hosts[0].fits for one in most] == [True, False]
+    unknown = memory_of(analysed, plan, Config(stages=2, micro_batches=4), hosts, fixed)
+    assert unknown.largest_batch == found.largest_batch and "activations are not counted" in unknown.notes[0]

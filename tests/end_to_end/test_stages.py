@@ -187,6 +187,12 @@ def test_a_trace_has_the_passes_of_micro_batches_that_overlap(train, tmp_path, w
     assert "Stages: ms in a step of 4 micro-batches" in text and "would be idle 20 % of the time" in text
 
 
+@pytest.mark.rotates
+def test_a_check_looks_through_a_script_in_stages(start, tmp_path):
+    done = start("-m", "parallax.entry.cli", "check", "--workers", 2, SCRIPT, "mlp", "adam", 2, 1, 1, tmp_path).finish()
+    assert done.status == 0 and "A run by 2 workers would not be refused; 0 suspicious" in done.stdout, str(done)
+
+
 REFUSED = [
     (["--stages", "3"], "multiple of the stages"),
     (["--stages", "nothing"], "must be an op of the forward pass"),

@@ -144,25 +144,39 @@ def memory_plan(
     members = [("worker", rank, host) for rank, host in enumerate(plan.layout.host_by_rank)]
     members += [("server", number, host) for number, host in enumerate(plan.servers)]
     all_write = any(one.route in (ALLTOALL, PS) for one in variables)
-    moved = [_count_moved(kind, number, all_write, chunk_bytes) for kind, number, _ in members]
+    moved = [count_moved(kind, number, all_write, chunk_bytes) for kind, number, _ in members]
     series = [_series(variables, live, kind, number, m) for (kind, number, _), m in zip(members, moved, strict=True)]
     uses = [
         _make_process_use(variables, one, member, fixed.base_bytes) for one, member in zip(series, members, strict=True)
     ]
-    launcher = _launcher(fixed)
-    on_hosts, room = [], []
-    for number, host in enumerate(hosts):
+    processes, on_hosts = compare_with_hosts(uses, hosts, fixed)
+    room = []
+    for number, host in enumerate(on_hosts):
         here = [i for i, member in enumerate(members) if member[2] == number]
-        launching = sum(use.total_bytes for use in launcher if use.host == number)
-        needs = sum(uses[i].total_bytes for i in here) + launching
-        on_hosts.append(HostUse(host.name, needs, host.has_bytes, host.says))
-        used_bytes = sum(uses[i].values_bytes + uses[i].slots_bytes + uses[i].base_bytes for i in here) + launching
+        of_steps = sum(uses[i].buffer_bytes + uses[i].moved_bytes + uses[i].activation_bytes for i in here)
         if here:
-            room.append(_largest_factor(host.has_bytes - used_bytes, [series[i] for i in here]))
+            room.append(_largest_factor(host.has_bytes - host.needs_bytes + of_steps, [series[i] for i in here]))
     factor = min(room, default=math.inf)
     largest = None if math.isinf(factor) else math.floor(max(0.0, factor) * max(live.examples, 1))
     parts = _dominating(variables, live, uses)
-    return MemoryPlan((*uses, *launcher), tuple(on_hosts), parts, live.examples, largest, _notes(live))
+    return MemoryPlan(processes, on_hosts, parts, live.examples, largest, _notes(live))
+
+
+def compare_with_hosts(
+    uses: Sequence[ProcessUse], hosts: Sequence[HostMemory], fixed: FixedMemory
+) -> tuple[tuple[ProcessUse, ...], tuple[HostUse, ...]]:
+    """All processes, with the launcher if it is on a host of the job; and what they need on each host.
+
+    Args:
+        uses: workers and servers.
+        hosts: all hosts of the job.
+        fixed: has the launcher's memory.
+    """
+    processes = (*uses, *_launcher(fixed))
+    needs = [sum(use.total_bytes for use in processes if use.host == number) for number in range(len(hosts))]
+    return processes, tuple(
+        HostUse(host.name, needed, host.has_bytes, host.says) for host, needed in zip(hosts, needs, strict=True)
+    )
 
 
 def _launcher(fixed: FixedMemory) -> list[ProcessUse]:
@@ -203,7 +217,7 @@ class _Series:
         return float(self.gradients[peak]), float(self.activations[peak] + self.of_batch[peak])
 
 
-def _count_moved(kind: str, number: int, all_write: bool, chunk_bytes: int) -> float:
+def count_moved(kind: str, number: int, all_write: bool, chunk_bytes: int) -> float:
     """A process's maximum memory for rows in transfer to a checkpoint: each worker writes a share of sharded rows."""
     writes = kind == "worker" and (all_write or number == 0)
     return float((_CHUNKS_READ + _CHUNKS_WRITTEN) * chunk_bytes) if writes else 0.0

@@ -1,4 +1,4 @@
-"""Predicts a step of a model in stages: its seconds, the bytes of hosts, and the memory of every worker.
+"""Predicts a step of a model in stages: its seconds, and the bytes of hosts.
 
 The micro-batches are scheduled (list_schedule.py) as workers run them: stage s of P has at most P - s of them in
 flight, a pass begins when its messages have arrived, and a message takes the link of its sender for the seconds of an
@@ -14,19 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from parallax.analysis.routes.count_touched import touched_of
-from parallax.analysis.routes.memory import footprint
 from parallax.analysis.search.predict_plan import step_seconds
 from parallax.analysis.timing.list_schedule import ListSchedule, schedule_one_step
 from parallax.analysis.timing.schedule import Activity, step_of_activities
-from parallax.base.errors import NotEnoughMemory, PlanError
+from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import ClusterProfile
 from parallax.graph.spec import GraphSpec
-from parallax.plans.model_stages import StagePlan, StageTurn, count_activation_bytes, runs_in_flight
+from parallax.plans.model_stages import StagePlan, StageTurn, runs_in_flight
 from parallax.plans.plan import ALLREDUCE, Layout, Plan, PlanConstraints
-from parallax.plans.prediction import HostLoad, Phase, Prediction, ProcessMemory
-from parallax.report.text import bytes_text
+from parallax.plans.prediction import HostLoad, Phase, Prediction
 
 PIPELINE, EXCHANGE = "micro-batches through the stages", "exchanges among replicas"
 _FORWARD = 1 / 3
@@ -161,52 +158,3 @@ def host_loads(plan: Plan, examples: float) -> tuple[HostLoad, ...]:
                 out[host] += share * (variable.cost.sent_bytes or 0)
                 into[host] += share * (variable.cost.sent_bytes or 0)
     return tuple(HostLoad(host, round(out[host]), round(into[host])) for host in range(len(plan.hosts)))
-
-
-def stage_memory(
-    plan: Plan, spec: GraphSpec, constraints: PlanConstraints, measured: PlanInputs, examples: float, base_bytes: int
-) -> tuple[ProcessMemory, ...]:
-    """The memory of each worker of a plan in stages: its variables, and the activations of the runs in flight.
-
-    Args:
-        plan: the plan.
-        spec: the variables.
-        constraints: the user's requirements.
-        measured: the profiles.
-        examples: of a replica's micro-batch.
-        base_bytes: of a worker besides variables and activations.
-    """
-    replicas, count, found = plan.num_replicas, len(plan.stages), []
-    for number, stage in enumerate(plan.stages):
-        values, buffers, others = 0.0, 0.0, float(stage.held_bytes)
-        for variable in (spec.variable(name) for name in stage.variables):
-            route, touched = plan.variable(variable.name).route, touched_of(variable, constraints, measured)
-            held = footprint(variable, route, touched, replicas, (), plan.accumulate_steps)
-            values += held.copies + held.spread / replicas
-            buffers += held.copied_buffers + held.spread_buffers / replicas
-            others -= variable.value_bytes * (2 if plan.accumulate_steps > 1 else 1) + variable.slots_bytes
-        runs = runs_in_flight(number, count, plan.accumulate_steps)
-        kept = examples * count_activation_bytes(stage, runs)
-        found.append((round(values + max(0.0, others)), round(buffers), base_bytes + round(kept)))
-    return tuple(
-        ProcessMemory("worker", rank, host, *found[plan.grid.place(rank)[1]])
-        for rank, host in enumerate(plan.layout.host_by_rank)
-    )
-
-
-def check_room(memory: Sequence[ProcessMemory], measured: PlanInputs, most_bytes: int | None) -> None:
-    """Refuses processes that need more memory than their host has, where that is known.
-
-    Raises:
-        NotEnoughMemory: names the host.
-    """
-    limits = [most_bytes] * (1 + max((one.host for one in memory), default=0))
-    for host, one in enumerate(() if measured.cluster is None else measured.cluster.hosts[: len(limits)]):
-        limits[host] = one.memory_bytes if most_bytes is None else min(most_bytes, one.memory_bytes)
-    for host, limit in enumerate(limits):
-        needed = sum(one.values_bytes + one.exchange_bytes + one.model_bytes for one in memory if one.host == host)
-        if limit is not None and needed > limit:
-            raise NotEnoughMemory(
-                f"Not enough memory on host {host}: variables, buffers and activations need {bytes_text(needed)}, and "
-                f"it has {bytes_text(limit)}. Add hosts, take smaller batches, or allow stages='auto'."
-            )
