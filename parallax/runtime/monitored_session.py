@@ -44,7 +44,7 @@ from parallax.runtime.replan.change_over import places_of
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
 from parallax.runtime.worker.session.bfloat16 import options_with
 from parallax.runtime.worker.session.channels import close_stages
-from parallax.runtime.worker.session.direct import DirectRuns, Finishing, can_be_direct
+from parallax.runtime.worker.session.direct import DirectRuns, Finishing, TracesOverlap, can_be_direct
 from parallax.runtime.worker.session.overlapping import MOST_ON_THEIR_WAY
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.runtime.worker.session.stage_failures import StageFailures
@@ -147,6 +147,7 @@ def monitored_session(
                 repeats=has_values,
                 most=most,
                 failures=failures,
+                tracer=next((hook for hook in hooks if isinstance(hook, TracesOverlap)), None),
             )
             members.at_end.append(direct.settle)
             if worker.stages is not None:

@@ -32,6 +32,7 @@ from parallax.runtime.trace.summary import summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.ranks import ProcessGroup
+from parallax.runtime.worker.session.direct import TraceRequest
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.swap import as_planned
@@ -47,8 +48,12 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     With a model in stages, a step is an update, of several runs that overlap: their traces are complete when none of
     them is in flight.
 
+    Attributes:
+        request: of the run in progress, if it may overlap and is to be traced.
+        finished: whether the traces are written, and runs need no more inspection.
+
     Args:
-        wish: the steps, and the folder.
+        options: the steps, and the folder.
         members: the job.
         worker: this one's graph.
         training: identifies the runs that are steps.
@@ -80,6 +85,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._comm: Comm = None
         self._offsets: list[Offset] = []
         self._run: int | None = None  # the run being traced
+        self.request: TraceRequest | None = None
         self._measured: list[tuple[int, RunMetadata]] = []
         self._runs: tuple[Step, ...] | None = None
         self.finished = False
@@ -97,11 +103,14 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def before_run(self, run_context: RunContext) -> RunArgs:
         """Requests a trace if the run is of a requested step."""
-        self._run = None
+        self._run = self.request = None
         run = None if self.finished else self._training.step
         if run is None or not self._first <= run // self._runs_of_step <= self._options.last:
             return None
         self._run = run
+        if self._plan.stages:
+            self.request = TraceRequest(self._level, v1.RunMetadata())
+            return None
         return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=self._level))
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
@@ -110,7 +119,8 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return
         # Parsed later: it takes time, and would delay the next step.
         if self._run >= self._options.first * self._runs_of_step:
-            self._measured.append((self._run, run_values.run_metadata))
+            metadata = run_values.run_metadata if self.request is None else self.request.run_metadata
+            self._measured.append((self._run, metadata))
         if self._run + 1 < (self._options.last + 1) * self._runs_of_step:
             return
         if self._plan.stages:

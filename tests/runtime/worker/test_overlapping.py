@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.training.monitored_session import _HookedSession
 
 from parallax.runtime.worker.session import overlapping
-from parallax.runtime.worker.session.direct import DirectRuns
+from parallax.runtime.worker.session.direct import DirectRuns, TraceRequest
 from parallax.runtime.worker.session.overlapping import Overlapping
 from parallax.transform.passes.turns import add_gates
 
@@ -34,10 +34,13 @@ class Model:
         tail: is called in each run with the gradient's number.
         overlaps: whether runs may.
         has_hooks: whether TensorFlow calls hooks around each run.
+        tracer: a hook that traces runs that overlap.
         backward: is called in each run when the loss is there and the first layer's gradient is not.
     """
 
-    def __init__(self, tail: Any, overlaps: bool = True, backward: Any = None, has_hooks: bool = False) -> None:
+    def __init__(
+        self, tail: Any, overlaps: bool = True, backward: Any = None, has_hooks: bool = False, tracer: Any = None
+    ) -> None:
         built = tf.Graph()
         with built.as_default():
             x = v1.placeholder(tf.float32, [4, 3], name="x")
@@ -64,7 +67,8 @@ class Model:
         self.graph.finalize()
         self.session = v1.Session(graph=self.graph, config=OWN_THREADS)
         self.session.run("init")
-        self.direct = DirectRuns(self.session, overlaps=overlaps, has_hooks=has_hooks)
+        waits_for = [] if tracer is None else [tracer]
+        self.direct = DirectRuns(self.session, waits_for, overlaps=overlaps, has_hooks=has_hooks, tracer=tracer)
 
     @staticmethod
     def _after(tail: Any, number: int, gradient: Any) -> Any:
@@ -189,6 +193,44 @@ def test_a_run_with_hooks_returns_before_its_updates(batches: Any) -> None:
     assert not gone_on.is_set()
     threading.Timer(0.1, gone_on.set).start()
     assert model.session.run(STEP) == 3
+
+
+class Tracing(v1.train.SessionRunHook):
+    """Requests traces of some runs, which may overlap."""
+
+    finished = False
+
+    def __init__(self, traced: Any) -> None:
+        self.traced, self.runs, self.request, self.found = traced, 0, None, []
+
+    def before_run(self, run_context: Any) -> None:
+        self.request = None
+        if self.runs in self.traced:
+            self.request = TraceRequest(v1.RunOptions.SOFTWARE_TRACE, v1.RunMetadata())
+            self.found.append(self.request.run_metadata)
+        self.runs += 1
+
+
+def test_a_trace_of_runs_that_overlap_is_there_when_they_have_ended() -> None:
+    gone_on, hook = threading.Event(), Tracing({2, 4})
+    gone_on.set()
+    expected = trained(Model(nothing, overlaps=False), drawn(7), 6)
+    model = Model(lambda number: gone_on.wait(20), tracer=hook)
+    hooked, losses = _HookedSession(model.session, [hook]), []
+    for number, batch in enumerate(itertools.islice(drawn(7), 6)):
+        if number == 4:
+            model.session.run(STEP)
+            gone_on.clear()
+        if number == 5:
+            assert not hook.found[1].step_stats.dev_stats
+            gone_on.set()
+        assert model.direct.run(("train", "loss:0"), {"x:0": batch}, overlaps=True) is None
+        with model.direct.below_hooks(overlaps=number != 2):  # which is traced by itself
+            losses.append(float(hooked.run(["train", "loss:0"], {"x:0": batch})[1]))
+    assert (losses, model.variables()[0].tolist()) == (expected[0], expected[1][0].tolist())
+    ops = [[one.timeline_label for one in found.step_stats.dev_stats[0].node_stats] for found in hook.found]
+    assert all(any("ApplyMomentum" in label for label in labels) for labels in ops)
+    assert [any("ParallaxDeliver" in label for label in labels) for labels in ops] == [False, True]
 
 
 class Failing(Model):

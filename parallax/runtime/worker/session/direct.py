@@ -2,8 +2,8 @@
 
 TensorFlow parses every fetch and feed of every run again, for its hooks and itself, which for short steps of many
 workers on few cores is a tenth of the step. Repeated runs are prepared once. Where hooks look at every run, TensorFlow
-calls them around a run as ever, and only the run below them is a prepared one, if it overlaps with others. Traced runs
-of a model in stages overlap too, because their trace shows how micro-batches follow each other.
+calls them around a run as ever, and only the run below them is a prepared one, if it overlaps with others. A trace that
+is requested through run options ends with its run; one that shows how runs overlap is requested by a `TraceRequest`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
 
-from parallax.base.types import Graph, RunMetadata, RunOptions, Session, TensorShape, Value
+from parallax.base.types import Graph, RunMetadata, Session, TensorShape, Value
 from parallax.runtime.worker.session.overlapping import MOST_ON_THEIR_WAY, Overlapping
 from parallax.runtime.worker.session.stage_failures import StageFailures
 
@@ -35,6 +36,27 @@ class Finishing(Protocol):
     """Whether it has no more work."""
 
 
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """A request to trace the next run, which may overlap with others.
+
+    Attributes:
+        level: of TensorFlow's RunOptions.
+        run_metadata: filled when the run has ended, which is after it has returned.
+    """
+
+    level: int
+    run_metadata: RunMetadata
+
+
+@runtime_checkable
+class TracesOverlap(Protocol):
+    """A hook that traces runs that overlap."""
+
+    request: TraceRequest | None
+    """Set before a run that is to be traced, else None."""
+
+
 class DirectRuns:
     """The runs of one session that nothing hooks into.
 
@@ -47,6 +69,7 @@ class DirectRuns:
             occurrence.
         most: how many overlapping runs may be in flight.
         failures: notifies other stages of failed runs; None if the worker has the full model.
+        tracer: the hook that traces overlapping runs, if any.
     """
 
     def __init__(
@@ -58,8 +81,10 @@ class DirectRuns:
         repeats: bool = False,
         most: int = MOST_ON_THEIR_WAY,
         failures: StageFailures | None = None,
+        tracer: TracesOverlap | None = None,
     ) -> None:
         self._raw = raw
+        self._tracer = tracer
         self._repeats = repeats
         self._failures = failures
         self._overlapping = Overlapping(raw, most, failures) if overlaps else None
@@ -85,7 +110,7 @@ class DirectRuns:
     @contextmanager
     def below_hooks(self, overlaps: bool) -> Iterator[None]:
         """Context of a run with hooks, whose ops after the fetches may continue while the next run begins."""
-        self._hooked.overlaps = overlaps and (self._failures is not None or not self._is_waiting())
+        self._hooked.overlaps = overlaps and (self._tracer is not None or not self._is_waiting())
         try:
             yield
         finally:
@@ -107,47 +132,44 @@ class DirectRuns:
         tensors: tuple[str, ...],
         feeds: Mapping[str, Value],
         overlaps: bool,
-        trace_level: int = 0,
-        run_metadata: RunMetadata | None = None,
+        request: TraceRequest | None = None,
     ) -> list[Value] | None:
-        key = (tensors, tuple(feeds), trace_level)
+        key = (tensors, tuple(feeds), 0 if request is None else request.level)
         if key not in self._ready:
             if not tensors or len({*tensors, *feeds}) < len(tensors) + len(feeds):
                 return None
             self._ready[key] = None
-            if not self._repeats and not trace_level:  # preparation does not pay for a run that does not recur
+            if not self._repeats and request is None:  # preparation does not pay for a run that does not recur
                 return None
         ready = self._ready[key]
         if ready is None:
             ready = self._ready[key] = _Ready(self._raw, *key, self._overlapping if overlaps else None)
-        return ready.run(tuple(feeds.values()), self._failures, run_metadata)
+        return ready.run(tuple(feeds.values()), self._failures, None if request is None else request.run_metadata)
 
     def _overlap_below_hooks(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the run that TensorFlow calls with the fetches of the caller and of the hooks."""
 
         @functools.wraps(run)
         def run_below_hooks(fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
-            if getattr(self._hooked, "overlaps", False) and isinstance(fetches, dict) and _CALLER in fetches:
-                self._hooked.overlaps = False  # hooks may run the session too
-                values = None
-                if not options.ListFields() or self._is_traced(options):
-                    values = self._run_names(fetches, feed_dict or {}, options.trace_level, run_metadata)
+            if not (isinstance(fetches, dict) and _CALLER in fetches):  # hooks may run the session too
+                return run(fetches, feed_dict, options, run_metadata)
+            request = None if self._tracer is None else self._tracer.request
+            overlaps, self._hooked.overlaps = getattr(self._hooked, "overlaps", False), False
+            if overlaps and not options.ListFields():
+                values = self._run_names(fetches, feed_dict or {}, request)
                 if values is not None:
                     return values
-            return run(fetches, feed_dict, options, run_metadata)
+            if request is None:
+                return run(fetches, feed_dict, options, run_metadata)
+            options.trace_level = max(options.trace_level, request.level)
+            values = run(fetches, feed_dict, options, run_metadata)
+            request.run_metadata.CopyFrom(run_metadata)
+            return values
 
         return run_below_hooks
 
-    def _is_traced(self, options: RunOptions) -> bool:
-        """Whether options of a stage's run ask for a trace, and for nothing else."""
-        if self._failures is None:
-            return False
-        # TensorFlow adds empty debug options to those of hooks.
-        fields = [one.name for one, value in options.ListFields() if one.message_type is None or value.ByteSize()]
-        return fields == ["trace_level"]
-
     def _run_names(
-        self, fetches: Mapping[Any, Any], feeds: Mapping[Any, Value], trace_level: int, run_metadata: RunMetadata
+        self, fetches: Mapping[Any, Any], feeds: Mapping[Any, Value], request: TraceRequest | None
     ) -> dict[Any, list[Value]] | None:
         """The values of lists of names; None if fetches or feeds are anything else."""
         if not all(
@@ -157,7 +179,7 @@ class DirectRuns:
         if not all(isinstance(fed, str) for fed in feeds):
             return None
         tensors = tuple(dict.fromkeys(name for names in fetches.values() for name in names))
-        values = self._run(tensors, feeds, True, trace_level, run_metadata if trace_level else None)
+        values = self._run(tensors, feeds, True, request)
         if values is None:
             return None
         value_by_name = dict(zip(tensors, values, strict=True))
