@@ -188,6 +188,29 @@ def test_a_trace_has_the_passes_of_micro_batches_that_overlap(train, tmp_path, w
 
 
 @pytest.mark.rotates
+def test_stages_keep_the_activations_that_were_planned(start, tmp_path):
+    """Of the runs in flight together, by TensorFlow's own records of memory; a fed batch is not among these."""
+    script, plan = SCRIPT.with_name("staged_memory.py"), tmp_path / "plan.json"
+    planned = start("-m", "parallax.entry.cli", "plan", "--workers", 4, "--json", plan, script).finish()
+    assert planned.status == 0, str(planned)
+    traced = ("--trace", tmp_path / "traces", "--trace-steps", "3-4")
+    done = start("-m", "parallax.entry.cli", "run", "--workers", 4, *traced, script).finish()
+    assert done.status == 0, str(done)
+    lines = (tmp_path / "traces" / "summary.txt").read_text().splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("stage "))
+    alive = [float(line.split()[7]) for line in lines[begin + 1 : begin + 5]]  # MB
+    stages = json.loads(plan.read_text())["stages"]
+    runs = [4, 3, 2, 1]
+    wanted = [
+        count * one["kept_bytes"] + one["most_bytes"] - one["kept_bytes"]
+        for count, one in zip(runs, stages, strict=True)
+    ]
+    wanted = [16384e-6 * size for size in wanted]
+    wanted[0] -= runs[0] * 16384e-6 * 64 * 4
+    assert alive == pytest.approx(wanted, rel=0.15)
+
+
+@pytest.mark.rotates
 def test_a_check_looks_through_a_script_in_stages(start, tmp_path):
     done = start("-m", "parallax.entry.cli", "check", "--workers", 2, SCRIPT, "mlp", "adam", 2, 1, 1, tmp_path).finish()
     assert done.status == 0 and "A run by 2 workers would not be refused; 0 suspicious" in done.stdout, str(done)

@@ -27,7 +27,14 @@ from parallax.runtime.trace.offsets import Bounds, both, offset_between, server_
 from parallax.runtime.trace.ops import Step, read_step
 from parallax.runtime.trace.options import MERGED, SUMMARY, TraceOptions, rank_file
 from parallax.runtime.trace.rows import RankTrace, correct_times, rank_trace
-from parallax.runtime.trace.stage_passes import StagePasses, add_predicted, find_passes, merge_runs, stage_lines
+from parallax.runtime.trace.stage_passes import (
+    StagePasses,
+    add_predicted,
+    count_alive_bytes,
+    find_passes,
+    merge_runs,
+    stage_lines,
+)
 from parallax.runtime.trace.summary import summary
 from parallax.runtime.trace.waits import arrivals, last_arrivals, waits
 from parallax.runtime.worker.barrier import barrier
@@ -184,7 +191,8 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         view = GraphView(self._worker.names.run_view.graph_def)
         if self._plan.stages:
             autodiff = {node for record in self._worker.analysed.captured.records for node in record.ops}
-            return replace(trace, passes=StagePasses(members.stage, find_passes(runs, view, autodiff))), steps
+            measured, alive_bytes = find_passes(runs, view, autodiff), count_alive_bytes(runs)
+            return replace(trace, passes=StagePasses(members.stage, measured, alive_bytes)), steps
         return replace(trace, limits=step_limits(view, steps, waited, self._within_host())), steps
 
     def _within_host(self) -> frozenset[str]:

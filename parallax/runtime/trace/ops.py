@@ -6,6 +6,8 @@ All times are microseconds of the wall clock of the host where the op ran.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parallax.base.types import NodeDef, StepStats
@@ -95,16 +97,20 @@ class Step:
         number: of the step.
         ops: sorted by start.
         micro_batch: the number of the micro-batch.
+        allocations: when a tensor took memory or gave it back, in microseconds, and its bytes, negative if it gave it
+            back; of tensors that did both in this step.
     """
 
     number: int
     ops: tuple[Op, ...]
     micro_batch: int = 0
+    allocations: tuple[tuple[int, int], ...] = ()
 
 
 def read_step(number: int, step_stats: StepStats, micro_batch: int = 0) -> Step:
     """The step, or a micro-batch of a step, of a RunMetadata's `step_stats`."""
-    ops = []
+    ops: list[Op] = []
+    allocations: list[tuple[int, int]] = []
     for device in step_stats.dev_stats:
         # GPUs report kernels by stream, and all of them once more (never seen: no machine with a GPU).
         if "stream:" in device.device and not device.device.endswith("stream:all"):
@@ -114,7 +120,22 @@ def read_step(number: int, step_stats: StepStats, micro_batch: int = 0) -> Step:
             one = _op(node, int(server[1]) if server else None)
             if one is not None:
                 ops.append(one)
-    return Step(number, tuple(sorted(ops, key=lambda op: (op.start_us, op.end_us, op.name))), micro_batch)
+            allocations += list_allocations(node)
+    ordered = sorted(ops, key=lambda op: (op.start_us, op.end_us, op.name))
+    return Step(number, tuple(ordered), micro_batch, tuple(sorted(allocations)))
+
+
+def list_allocations(node: NodeDef) -> Iterator[tuple[int, int]]:
+    """When an op's tensors took memory and gave it back, and the bytes; without those that outlive the step."""
+    for one in node.memory:
+        records = [(int(record.alloc_micros), int(record.alloc_bytes)) for record in one.allocation_records]
+        freed = Counter(-size for _, size in records if size < 0)
+        for at_us, size in records:
+            if size > 0:
+                if not freed[size]:
+                    continue
+                freed[size] -= 1
+            yield at_us, size
 
 
 def kind_of(name: str, op_type: str) -> str:

@@ -15,7 +15,7 @@ from parallax.analysis.timing.intervals import length, union
 from parallax.graph.view import GraphView
 from parallax.plans.model_stages import StageTurn, idle_share
 from parallax.plans.plan import Plan
-from parallax.report.text import in_columns
+from parallax.report.text import bytes_text, in_columns
 from parallax.runtime.trace.dependencies import NodeOwners
 from parallax.runtime.trace.ops import COLLECTIVES, PULL, Step
 from parallax.transform.building.editor import SCOPE
@@ -59,11 +59,13 @@ class StagePasses:
     Attributes:
         stage: of the worker.
         measured: its passes.
+        alive_bytes: of the tensors of all runs in flight, at their most; without those that are fed.
         predicted: those of the plan, from the start of each step on; empty where times are unknown.
     """
 
     stage: int
     measured: tuple[Pass, ...]
+    alive_bytes: int = 0
     predicted: tuple[Pass, ...] = ()
 
 
@@ -89,6 +91,15 @@ def find_passes(runs: Iterable[Step], view: GraphView, autodiff: Collection[str]
                 for start, end in union(intervals, GAP_US)
             ]
     return tuple(sorted(passes, key=lambda one: (one.start_us, one.end_us, one.name)))
+
+
+def count_alive_bytes(runs: Iterable[Step]) -> int:
+    """The most bytes of tensors that runs have allocated and not yet freed, at any one time."""
+    most = alive = 0
+    for _, size in sorted(one for run in runs for one in run.allocations):
+        alive += size
+        most = max(most, alive)
+    return most
 
 
 def _classify(view: GraphView, autodiff: Collection[str]) -> Callable[[str, str], str]:
@@ -153,7 +164,7 @@ def stage_lines(passes: Sequence[StagePasses], plan: Plan) -> Iterator[str]:
     count, batches = len(plan.stages), plan.accumulate_steps
     step_s = plan.prediction.step_s
     prediction = ("predicted", "step", "idle") if step_s else ()
-    rows: list[tuple[str, ...]] = [("stage", *PASSES, "step", "idle", *prediction)]
+    rows: list[tuple[str, ...]] = [("stage", *PASSES, "step", "idle", "alive", *prediction)]
     for number, stage in enumerate(plan.stages):
         times = [time for one in passes if one.stage == number for time in [_measure(one.measured)] if time is not None]
         if not times:
@@ -161,6 +172,7 @@ def stage_lines(passes: Sequence[StagePasses], plan: Plan) -> Iterator[str]:
         by_kind = [fmean(time.us_by_kind[kind] for time in times) for kind in PASSES]
         step_us, busy_us = fmean(time.step_us for time in times), fmean(time.busy_us for time in times)
         row = [str(number), *(f"{us / 1e3:.2f}" for us in (*by_kind, step_us)), _percent(1 - busy_us / step_us)]
+        row.append(bytes_text(max(one.alive_bytes for one in passes if one.stage == number)))
         if step_s:
             turns_s = sum(turn.end_s - turn.start_s for turn in stage.turns)
             row += [f"{1e3 * turns_s:.2f}", f"{1e3 * step_s:.2f}", _percent(1 - turns_s / step_s)]
@@ -169,7 +181,8 @@ def stage_lines(passes: Sequence[StagePasses], plan: Plan) -> Iterator[str]:
     yield from in_columns(rows)
     yield (
         f"With equal stages and free messages each would be idle {_percent(idle_share(count, batches))} of the time. "
-        "`step` passes from the end of one update to that of the next; `idle` is the part of it without a pass."
+        "`step` passes from the end of one update to that of the next; `idle` is the part of it without a pass; "
+        "`alive` counts tensors of all runs in flight at their most, without those that are fed."
     )
 
 

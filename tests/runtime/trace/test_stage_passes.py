@@ -17,6 +17,7 @@ from parallax.runtime.trace.rows import rank_trace
 from parallax.runtime.trace.stage_passes import (
     StagePasses,
     add_predicted,
+    count_alive_bytes,
     find_passes,
     merge_runs,
     stage_lines,
@@ -74,6 +75,11 @@ def test_ops_belong_to_the_passes_of_their_micro_batch(trained):
     assert merged.number == 7 and len(merged.ops) == 11
 
 
+def test_tensors_of_all_runs_in_flight_are_counted():
+    runs = [Step(0, (), 0, ((10, 400), (50, -400))), Step(0, (), 1, ((20, 300), (30, 50), (35, -50), (60, -300)))]
+    assert count_alive_bytes(runs) == 750
+
+
 def test_messages_are_pushed():
     assert kind_of("parallax/stage/send_3", "ParallaxSend") == PUSH
 
@@ -111,13 +117,13 @@ def test_a_table_has_measured_times_beside_predicted_ones(trained):
     runs = [micro_batch(step, number, 2000 * step + 1000 * number, gradient) for step in (3, 4) for number in (0, 1)]
     passes = [StagePasses(stage, find_passes(runs, view, autodiff)) for stage in (0, 1)]
     lines = list(stage_lines(passes, staged_plan(TURNS, 1e-3)))
-    assert lines[1].split() == "stage forward backward update step idle predicted step idle".split()
+    assert lines[1].split() == "stage forward backward update step idle alive predicted step idle".split()
     # Two micro-batches of 280, 400 and 50 us of ops, and a pause of 20, in a step of 2,000; predicted are 400 of 1,000.
-    assert lines[2].split() == "0 0.56 0.80 0.10 2.00 25 % 0.40 1.00 60 %".split()
+    assert lines[2].split() == "0 0.56 0.80 0.10 2.00 25 % 0 B 0.40 1.00 60 %".split()
     assert lines[3].split()[0] == "1" and "would be idle 33 % of the time" in lines[4]
     lines = list(stage_lines(passes, staged_plan((), None)))
-    assert lines[1].split() == "stage forward backward update step idle".split()
-    assert lines[2].split() == "0 0.56 0.80 0.10 2.00 25 %".split()
+    assert lines[1].split() == "stage forward backward update step idle alive".split()
+    assert lines[2].split() == "0 0.56 0.80 0.10 2.00 25 % 0 B".split()
 
 
 def test_stages_that_have_not_run_have_no_row():

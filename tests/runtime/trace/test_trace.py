@@ -27,6 +27,7 @@ def node(name, op, start_us, end_us):
         all_start_micros=start_us - 2,
         op_start_rel_micros=2,
         op_end_rel_micros=end_us - start_us + 2,
+        memory=[],
     )
 
 
@@ -110,6 +111,13 @@ def test_a_transfer_is_named_by_what_came():
         ("gradients/MatMul", "push", 1),
         ("parallax/pull_0/GatherV2", "pull", None),
     ]
+
+
+def test_memory_that_outlives_a_step_is_not_of_its_tensors():
+    records = [SimpleNamespace(alloc_micros=at, alloc_bytes=size) for at, size in [(1, 8), (2, 4), (5, -8), (7, 8)]]
+    made = node("a", "MatMul", 0, 3)
+    made.memory = [SimpleNamespace(allocation_records=records)]
+    assert step(0, made).allocations == ((1, 8), (5, -8))
 
 
 # --- offsets ---
