@@ -103,13 +103,15 @@ def test_workers_that_are_late_change_no_value(train, tmp_path, is_saved):
 
 
 @pytest.mark.rotates
-def test_stages_send_what_was_planned(train):
-    _, done = train(4, "mlp", "adagrad", 4, 2, 1)
+@pytest.mark.parametrize(("stages", "replicas"), [(4, 1), (2, 2)])
+def test_stages_send_what_was_planned(train, stages, replicas):
+    """Activations and their gradients; of replicas, the length of their batch too, which is not planned."""
+    _, done = train(4, "mlp", "adagrad", stages, 2, 1)
     lines = done.stdout.splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith("stage"))
-    planned = [sum(_bytes_of(*line.split()[-2:]) for line in lines[begin + 2 : begin + 6])]
+    planned = [sum(_bytes_of(*line.split()[-2:]) for line in lines[begin + 2 : begin + 2 + stages])]
     sent = [int(line.split()[1]) for rank in range(4) for line in done.lines(rank) if line.startswith("sent")]
-    assert sum(sent) == pytest.approx(sum(planned) * ROWS * 2 * UPDATES, rel=0.02)
+    assert sum(sent) == pytest.approx(sum(planned) * ROWS * 2 * UPDATES * replicas, rel=0.02)
 
 
 @pytest.mark.rotates
@@ -200,13 +202,10 @@ def test_stages_keep_the_activations_that_were_planned(start, tmp_path):
     begin = next(number for number, line in enumerate(lines) if line.startswith("stage "))
     alive = [float(line.split()[7]) for line in lines[begin + 1 : begin + 5]]  # MB
     stages = json.loads(plan.read_text())["stages"]
-    runs = [4, 3, 2, 1]
-    wanted = [
-        count * one["kept_bytes"] + one["most_bytes"] - one["kept_bytes"]
-        for count, one in zip(runs, stages, strict=True)
-    ]
-    wanted = [16384e-6 * size for size in wanted]
-    wanted[0] -= runs[0] * 16384e-6 * 64 * 4
+    rows, batch_bytes = 8192e-6, 64 * 4
+    kept = [runs * stage["kept_bytes"] for runs, stage in zip((3, 2, 1, 0), stages, strict=True)]
+    wanted = [rows * (more + stage["most_bytes"]) for more, stage in zip(kept, stages, strict=True)]
+    wanted[0] -= 4 * rows * batch_bytes
     assert alive == pytest.approx(wanted, rel=0.15)
 
 

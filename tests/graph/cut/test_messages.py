@@ -52,6 +52,18 @@ def test_small_things_go_to_large_ones():
     assert sent == [("of_b:0", 1, 0), ("norm:0", 0, 1)]
 
 
+def test_a_scalar_draws_no_sum_of_gradients():
+    """The accumulator is scaled by a number of another stage before the gradient comes."""
+    inputs = {"gradient": (), "examples": (), "handle": (), "take": ("handle:0",), "scaled": ("take:0", "examples:0")}
+    inputs |= {"added": ("scaled:0", "gradient:0"), "add": ("handle:0", "added:0"), "reduced": ("added:0",)}
+    order = ("examples", "handle", "take", "scaled", "gradient", "added", "add", "reduced")
+    sizes = {"examples:0": 4} | dict.fromkeys(("gradient:0", "take:0", "scaled:0", "added:0"), 4000)
+    graph = GraphToCut(order, inputs, blocks=dict.fromkeys(("handle", "take", "add"), "handle"), size_bytes=sizes)
+    places = complete_places(graph, {"gradient": 0, "examples": 1})
+    assert places == dict.fromkeys(inputs, 0) | {"examples": 1}
+    assert [m.tensor for m in find_messages(graph, places)] == ["examples:0"]
+
+
 def test_what_takes_nothing_goes_to_who_takes_it():
     graph = GraphToCut(
         order=("drawn", "scaled", "variable"), inputs={"drawn": (), "scaled": ("drawn:0",), "variable": ("scaled:0",)}
