@@ -3,7 +3,8 @@
 Tiers are markers, by folder and by what a file names: `pytest -m pure` loads no TensorFlow. `pytest --regenerate`
 writes the golden files anew; the difference is then read before it is committed.
 
-Of the tests marked `rotates` one in `SHARES` runs each day, by the date, and the others are `slow` that day.
+Of the tests marked `rotates` one in `SHARES` runs each day, by its place in its file and the date, and the others are
+`slow` that day.
 `pytest --graphs-seed YYYYMMDD` runs the share, and trains the graphs of the grammar, of another day; with
 `--all-shares`, and where a test is named (`FILE::TEST`), no test is slow by the date.
 """
@@ -126,23 +127,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     names_a_test = any("::" in arg for arg in config.args)
     if not (names_a_test or config.option.all_shares):
+        shares = shares_of(items)
         for item in items:
-            mark = item.get_closest_marker("rotates")
-            if mark is not None and not has_turn(item.nodeid, config.option.graphs_seed, **mark.kwargs):
+            if item.nodeid in shares and not has_turn(shares[item.nodeid], config.option.graphs_seed):
                 item.add_marker(pytest.mark.slow)
     longest = ("lab", "job", "graph", "pure")
     items.sort(key=lambda item: next(n for n, tier in enumerate(longest) if item.get_closest_marker(tier)))
 
 
-def has_turn(nodeid: str, day: int, group: str = "") -> bool:
-    """Whether a test marked `rotates` is in the test command on a day.
+def shares_of(items: list[pytest.Item]) -> dict[str, int]:
+    """By its node id, which of the shares each test belongs to that rotates and is not slow anyway.
 
-    Args:
-        nodeid: of the test.
-        day: YYYYMMDD.
-        group: named by tests that share a fixture's work, so that all of them have their turn on one day.
+    The tests of a file are dealt out in their order: each day has as many of them as any other, and those with
+    neighbouring parameters, which take alike, come on different days. Tests of one `group` are dealt out as one.
     """
-    return (zlib.crc32((group or nodeid).encode()) + day) % SHARES == 0
+    shares: dict[str, int] = {}
+    units: dict[str, dict[str, int]] = {}
+    for item in items:
+        mark = item.get_closest_marker("rotates")
+        if mark is not None and item.get_closest_marker("slow") is None:
+            file = item.nodeid.partition("::")[0]
+            numbers = units.setdefault(file, {})
+            number = numbers.setdefault(mark.kwargs.get("group") or item.nodeid, len(numbers))
+            shares[item.nodeid] = (zlib.crc32(file.encode()) + number) % SHARES
+    return shares
+
+
+def has_turn(share: int, day: int) -> bool:
+    """Whether a share of the tests that rotate is in the test command on a day, YYYYMMDD."""
+    return (share + day) % SHARES == 0
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

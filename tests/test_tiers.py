@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import ROOT, SHARES, has_turn, pytest_collection_modifyitems, tier_of
+from tests.conftest import ROOT, SHARES, has_turn, pytest_collection_modifyitems, shares_of, tier_of
 
 
 def test_no_file_of_the_pure_tier_imports_tensorflow() -> None:
@@ -27,26 +28,45 @@ def test_a_file_is_of_the_tier_of_its_folder_or_of_what_it_names() -> None:
     assert {file: tier_of(ROOT / file) for file in files} == files
 
 
-def test_each_test_that_rotates_has_its_turn_once_in_a_few_days() -> None:
-    tests, days = [f"tests/test_one.py::test[{number}]" for number in range(30)], range(20261127, 20261127 + SHARES)
-    turns = {test: [day for day in days if has_turn(test, day)] for test in tests}
-    assert all(len(found) == 1 for found in turns.values())
-    assert {day for (day,) in turns.values()} == set(days)
-    assert len({has_turn(test, days[0], group="a graph") for test in tests}) == 1
-
-
 class Collected:
     """What the hook uses of a test that pytest has collected."""
 
-    def __init__(self, nodeid: str) -> None:
+    def __init__(self, nodeid: str, *marks: pytest.MarkDecorator) -> None:
         self.nodeid = nodeid
-        self.marks = {"pure": pytest.mark.pure.mark, "rotates": pytest.mark.rotates.mark}
+        self.marks = {one.name: one.mark for one in (pytest.mark.pure, *(marks or (pytest.mark.rotates,)))}
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
         return self.marks.get(name)
 
     def add_marker(self, mark: pytest.MarkDecorator) -> None:
         self.marks[mark.name] = mark.mark
+
+
+DAYS = range(20261127, 20261127 + SHARES)
+
+
+def turns_of(items: list[Collected]) -> dict[str, list[int]]:
+    return {test: [day for day in DAYS if has_turn(share, day)] for test, share in shares_of(items).items()}
+
+
+def test_each_test_that_rotates_has_its_turn_once_in_a_few_days_of_which_each_has_as_many() -> None:
+    items = [Collected(f"tests/test_{file}.py::test[{n}]") for file in ("one", "other") for n in range(30)]
+    turns = turns_of(items)
+    assert list(turns) == [item.nodeid for item in items] and all(len(found) == 1 for found in turns.values())
+    of_a_day = Counter(day for test, (day,) in turns.items() if "one" in test)
+    assert of_a_day.keys() == set(DAYS) and set(of_a_day.values()) == {2, 3}
+    assert turns == {**turns_of(items[:30]), **turns_of(items[30:])}, (
+        "a file alone has the shares that it has beside others"
+    )
+
+
+def test_tests_of_a_group_have_their_turn_together_and_what_is_slow_anyway_has_none() -> None:
+    graph, slow = pytest.mark.rotates(group="a graph"), (pytest.mark.rotates, pytest.mark.slow)
+    items = [Collected(f"tests/test_one.py::test[{n}]", graph) for n in range(5)]
+    items += [Collected("tests/test_one.py::test_slow", *slow), Collected("tests/test_one.py::test_next")]
+    shares = shares_of(items)
+    assert len({shares[item.nodeid] for item in items[:5]}) == 1 and "tests/test_one.py::test_slow" not in shares
+    assert shares["tests/test_one.py::test_next"] == (shares[items[0].nodeid] + 1) % SHARES
 
 
 @pytest.mark.parametrize(
@@ -56,5 +76,6 @@ class Collected:
 def test_a_test_without_its_turn_is_slow_unless_it_is_named_or_all_run(args, all_shares, is_quick) -> None:
     options = SimpleNamespace(all_shares=all_shares, graphs_seed=20261127)
     items = [Collected(f"tests/test_one.py::test[{number}]") for number in range(12)]
+    shares = shares_of(items)
     pytest_collection_modifyitems(SimpleNamespace(args=args, option=options), items)
-    assert [("slow" not in item.marks) == is_quick(item.nodeid, 20261127) for item in items] == [True] * 12
+    assert [("slow" not in item.marks) == is_quick(shares[item.nodeid], 20261127) for item in items] == [True] * 12
