@@ -1,13 +1,15 @@
 """Commands of `parallax` in processes that need not import TensorFlow, which takes longer than most commands do.
 
 A server has imported it, once for all tests of a pytest process. For each command it forks a process, which calls what
-the script `parallax` calls: with arguments, folder, environment and files of its own, in a session of its own.
+the script `parallax` calls: with arguments, folder, environment and files of its own, in a session of its own. A script
+that trains without workers, with which a job is compared, is run in such a process as well.
 `python -m tests.warm` is the server; it reads a command in a line and tells when a process begins and ends.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import json
 import os
@@ -21,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.warm_worker import FOLDER
+from tests.warm_worker import FOLDER, SUPERVISOR
 
 PRELOADED = ("parallax.entry.api", "parallax.entry.cli", "parallax.runtime.check.command", "scipy.optimize")
 AT_START = ("PYTHON", "TF_", "LD_", "OMP_")
@@ -29,7 +31,7 @@ AT_START = ("PYTHON", "TF_", "LD_", "OMP_")
 
 
 class Server:
-    """The server of this process, started with the first command."""
+    """A server of commands."""
 
     def __init__(self) -> None:
         self._of_start = _of_start(os.environ)
@@ -49,11 +51,14 @@ class Server:
         """Whether a command with this environment can be forked."""
         return _of_start(environment) == self._of_start
 
-    def start(self, words: Sequence[str], cwd: Path, environment: Mapping[str, str], out: Path, err: Path) -> Forked:
-        """Starts `parallax` with the words."""
+    def start(
+        self, words: Sequence[str], cwd: Path, environment: Mapping[str, str], out: Path, err: Path, is_script: bool
+    ) -> Forked:
+        """Starts `parallax` with the words, or a script with its arguments."""
         out.touch()
         err.touch()
         asked = {"words": words, "cwd": str(cwd), "environment": dict(environment), "out": str(out), "err": str(err)}
+        asked["is_script"] = is_script
         self._process.stdin.write(json.dumps(asked).encode() + b"\n")  # type: ignore[union-attr]
         self._process.stdin.flush()  # type: ignore[union-attr]
         while True:
@@ -86,6 +91,12 @@ class Server:
             if kind == b"ended":
                 self._ended[int(pid)] = int(status)
         return said
+
+
+@functools.cache
+def command_server() -> Server:
+    """The server of this process, started with the first command: whatever folders' fixtures ask for it."""
+    return Server()
 
 
 def _of_start(environment: Mapping[str, str]) -> dict[str, str]:
@@ -179,13 +190,18 @@ def _become(asked: dict[str, Any]) -> None:
         os.close(opened)
     random.seed()
     np.random.seed()
+    if asked["is_script"]:
+        from parallax.runtime.worker.script import run_script
+
+        run_script(asked["words"])
+        return
     sys.argv = ["parallax", *asked["words"]]
     sys.path[0] = asked["cwd"]
     if FOLDER in os.environ:
         from parallax.entry import cli
         from parallax.runtime.launcher import mpirun
 
-        mpirun._AGENT = ("-m", "tests.warm_worker")  # type: ignore[assignment]
+        mpirun._AGENT = SUPERVISOR  # type: ignore[assignment]
         cli.start_early_server = lambda *_: None
 
     from parallax.entry.cli import main

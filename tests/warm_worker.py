@@ -1,8 +1,8 @@
 """Workers of tests' jobs in processes that need not import TensorFlow, which takes most of the time of a small job.
 
 A fork server stays from job to job. It was started as the workers would have been, with the same libraries and
-variables that are read at the start; where there is none, a worker is a new process, and what it would have been
-started with is left for who starts servers (`Starter`).
+variables that are read at the start; where there is none, a worker is what it would have been, or comes from a server
+of its job, and what it would have been started with is left for who starts servers (`Starter`).
 
 `python -m tests.warm_worker [OPTIONS] -- PROGRAM ARGS...` is a rank's supervisor, as in parallax/runtime/supervisor/
 agent.py but for where its worker comes from; `python -m tests.warm_worker serve SOCKET` the server.
@@ -11,6 +11,7 @@ agent.py but for where its worker comes from; `python -m tests.warm_worker serve
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import json
 import os
@@ -19,20 +20,22 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from parallax.runtime.supervisor.worker_process import (
     ForkedWorker,
     ServerConnection,
-    SpawnedWorker,
     WorkerOrder,
     WorkerProcess,
     check_peer,
+    start_worker,
 )
 
 FOLDER = "PARALLAX_TEST_WORKERS"
 """The folder of the servers' sockets, in the environment of jobs whose workers may be forked."""
+SUPERVISOR = ("-m", "tests.warm_worker")
+"""What starts a supervisor by which workers may be forked, in place of parallax/runtime/launcher/mpirun.py's own."""
 _AT_START = ("PYTHON", "TF_", "LD_", "OMP_", "MALLOC_")
 _MOST_SERVERS = 3
 
@@ -44,7 +47,7 @@ def name_of(environment: Mapping[str, str]) -> str:
 
 
 class Starter:
-    """Starts the servers that supervisors have asked for; one of a pytest process, which they end with."""
+    """Starts the servers that supervisors have asked for."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="workers-"))
@@ -86,11 +89,25 @@ class Starter:
         shutil.rmtree(self._folder)
 
 
+@functools.cache
+def starter() -> Starter:
+    """That of this process, with which its servers end: whatever folders' fixtures ask for it."""
+    return Starter()
+
+
+def fork_workers(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a job (`tests.launched`) whose workers may be forked."""
+    return {**environment, FOLDER: starter().folder}
+
+
 # --- the supervisor ---
 
 
 def _started(order: WorkerOrder, is_forked: bool) -> WorkerProcess:
-    """A worker: forked where a server could be its interpreter, else a new process."""
+    """A worker: forked where a server could be its interpreter, else as its job would start it.
+
+    A program of tests (`tests.launched`) is forked by its job's own server then, as a script would be.
+    """
     path = Path(order.environment[FOLDER]) / name_of(order.environment)
     server = socket.socket(socket.AF_UNIX)
     try:
@@ -100,8 +117,12 @@ def _started(order: WorkerOrder, is_forked: bool) -> WorkerProcess:
         own.write_text(json.dumps(dict(order.environment)))
         own.replace(path.with_suffix(".wanted"))
         server.close()
-        return SpawnedWorker(order)
+        return start_worker(order, is_forked or _is_of_tests(order.program))
     return ForkedWorker(order, lambda output: ServerConnection(server, check_peer(server)))
+
+
+def _is_of_tests(program: Sequence[str]) -> bool:
+    return program[0] == "-m" and program[1].startswith("tests.")
 
 
 def _supervise(arguments: list[str]) -> int:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import pytest
 
 from parallax.runtime.supervisor.processes import end_processes, processes_with
-from tests.warm import Server
-from tests.warm_worker import FOLDER, Starter
+from tests.warm import command_server
+from tests.warm_worker import FOLDER, starter
 
 CLI = ["-m", "parallax.entry.cli"]
 MARK = "PARALLAX_TEST"
@@ -60,9 +60,10 @@ class Running:
         environment: beside that of the tests.
         server: where `parallax` can be forked, so that it need not import TensorFlow; None for a new interpreter.
         workers: starts servers where its workers can be; None for new interpreters.
+        is_plain: whether the words are a script that starts no workers, which can be forked as well.
     """
 
-    def __init__(self, words, folder, environment, server=None, workers=None):
+    def __init__(self, words, folder, environment, server=None, workers=None, is_plain=False):
         self.mark = {MARK: uuid.uuid4().hex}
         self._out, self._err = folder / f"{self.mark[MARK]}.out", folder / f"{self.mark[MARK]}.err"
         self._began_s = time.monotonic()
@@ -71,8 +72,9 @@ class Running:
             every.pop("PYTHONHASHSEED", None)
         if workers is not None:
             every[FOLDER] = workers.folder
-        if server is not None and words[:2] == CLI and server.serves(every):
-            self.process = server.start(words[2:], folder, every, self._out, self._err)
+        if server is not None and (is_plain or words[:2] == CLI) and server.serves(every):
+            words = words if is_plain else words[2:]
+            self.process = server.start(words, folder, every, self._out, self._err, is_plain)
             return
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
@@ -126,13 +128,13 @@ class Running:
 @pytest.fixture(scope="session")
 def warm_server():
     """Where `parallax` is forked."""
-    return Server()
+    return command_server()
 
 
 @pytest.fixture(scope="session")
 def warm_workers():
     """Where workers are forked."""
-    return Starter()
+    return starter()
 
 
 @pytest.fixture
@@ -140,15 +142,15 @@ def start(tmp_path, warm_server, warm_workers, request):
     """Starts a command (words for the Python interpreter) in the test's folder.
 
     `parallax` is forked from a server, but for `cold` ones: of every command one is, and what is told of its start. So
-    are its workers, but where the test is marked `new_workers`.
+    are its workers, but where the test is marked `new_workers`, and a script that is `plain`: it starts no workers.
     """
     started = []
     workers = None if request.node.get_closest_marker("new_workers") else warm_workers
 
-    def start(*words, cold=False, **environment):
+    def start(*words, cold=False, plain=False, **environment):
         server = None if cold else warm_server
-        of_workers = None if cold else workers
-        started.append(Running([str(word) for word in words], tmp_path, environment, server, of_workers))
+        of_workers = None if cold or plain else workers
+        started.append(Running([str(word) for word in words], tmp_path, environment, server, of_workers, plain))
         return started[-1]
 
     yield start

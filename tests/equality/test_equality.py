@@ -10,6 +10,7 @@ are taken in another order than in one process, which costs some 1e-7 a step; th
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ import pytest
 
 from parallax.plans.half_precision import ROUNDING
 from tests.equality.cases import KEPT_ROUTES, KEPT_SERVER_ROUTES, cases
+from tests.warm_worker import fork_workers
 
 TOLERANCE = 1e-5
 STEPS = 5
@@ -137,7 +139,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
         result = folder / f"{len(list(folder.iterdir()))}.json"  # names of jobs may be longer than those of files
         argv = [*LAUNCH, str(job.workers), "-m", "tests.equality.program", str(result), str(job.servers), *job.parts]
         # A launcher that is killed takes the whole job with it.
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
+        done = subprocess.run(
+            argv,
+            cwd=ROOT,
+            env=fork_workers(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            check=False,
+        )
         if done.returncode != 0:
             return "\n".join((done.stdout + done.stderr).splitlines()[-30:]), {}
         return "", json.loads(result.read_text())

@@ -89,7 +89,7 @@ def test_a_fit_of_tf_keras_after_a_plain_one_on_two_workers_is_one_process(start
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_steps_of_functions_and_models_in_turn_are_one_process(start, workers):
     running = start(*CLI, "run", "--workers", workers, SCRIPTS / "steps_in_turn.py", "job")
-    expected = found_in(start(SCRIPTS / "steps_in_turn.py", "plain").finish())
+    expected = found_in(start(SCRIPTS / "steps_in_turn.py", "plain", plain=True).finish())
     done = running.finish(240)
     parts = differences(found_in(done), expected)
     assert max(parts.values()) <= 1e-5, parts
@@ -101,7 +101,7 @@ def test_steps_of_functions_and_models_in_turn_are_one_process(start, workers):
 def test_a_loop_whose_workers_fail_goes_on_where_it_was(start):
     words = ("--workers", 2, "--max-restarts", 1, SCRIPTS / "steps_in_turn.py", "restarts")
     running = start(*CLI, "run", *words)
-    expected = found_in(start(SCRIPTS / "steps_in_turn.py", "plain").finish())
+    expected = found_in(start(SCRIPTS / "steps_in_turn.py", "plain", plain=True).finish())
     done = running.finish(240)
     assert done.stderr.count("Continues where the script is.") == 1, done
     parts = differences(found_in(done), expected)

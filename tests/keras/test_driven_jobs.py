@@ -18,7 +18,7 @@ def test_a_script_runs_once_around_its_fits(start, tmp_path, workers):  # noqa: 
     here.mkdir()
     plain.mkdir()
     running = start(*CLI, "run", "--workers", workers, SCRIPTS / "fit_once.py", "job", here)
-    expected = found_in(start(SCRIPTS / "fit_once.py", "plain", plain).finish())
+    expected = found_in(start(SCRIPTS / "fit_once.py", "plain", plain, plain=True).finish())
     done = running.finish(240)
     parts = differences(found_in(done), expected)
     assert max(parts.values()) <= 1e-5, parts
@@ -28,7 +28,7 @@ def test_a_script_runs_once_around_its_fits(start, tmp_path, workers):  # noqa: 
 @pytest.mark.parametrize("kind", ["large", pytest.param("workers", marks=pytest.mark.rotates)])
 def test_workers_evaluate_and_predict_what_the_script_would(start, tmp_path, kind):  # noqa: F811
     running = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_and_evaluate.py", kind, tmp_path)
-    expected = found_in(start(SCRIPTS / "fit_and_evaluate.py", "plain", tmp_path).finish())
+    expected = found_in(start(SCRIPTS / "fit_and_evaluate.py", "plain", tmp_path, plain=True).finish())
     done = running.finish(240)
     found = found_in(done)
     if kind == "large":
@@ -41,7 +41,7 @@ def test_workers_evaluate_and_predict_what_the_script_would(start, tmp_path, kin
 @pytest.mark.parametrize("kind", ["away", pytest.param("here", marks=pytest.mark.slow)])
 def test_rows_that_workers_make_are_those_that_the_script_makes(start, kind):  # noqa: F811
     running = start(*CLI, "run", "--workers", 3, SCRIPTS / "fit_mapped.py", kind)
-    expected = found_in(start(SCRIPTS / "fit_mapped.py", "plain").finish())
+    expected = found_in(start(SCRIPTS / "fit_mapped.py", "plain", plain=True).finish())
     done = running.finish(240)
     parts = differences(found_in(done), expected)
     assert max(parts.values()) <= 1e-5, parts
@@ -71,7 +71,7 @@ def test_a_worker_that_is_killed_ends_the_fit_with_the_status_of_its_job(start, 
 )
 def test_workers_are_kept_from_fit_to_fit_until_they_end(start, kind, others):  # noqa: F811
     running = start(SCRIPTS / "fits_in_turn.py", kind)
-    expected = found_in(start(SCRIPTS / "fits_in_turn.py", "plain").finish())
+    expected = found_in(start(SCRIPTS / "fits_in_turn.py", "plain", plain=True).finish())
     done = running.finish(240)
     assert done.status == 0, done
     *kept, last = [json.loads(line[8:]) for line in done.stdout.splitlines() if line.startswith("WORKERS ")]

@@ -64,14 +64,14 @@ def test_a_script_with_callbacks_and_two_fits_comes_to_what_plain_keras_comes_to
     here.mkdir()
     plain.mkdir()
     running = start(*CLI, "run", "--workers", workers, script, here, cut)
-    expected = found_in(start(script, plain, "plain", cut).finish())
+    expected = found_in(start(script, plain, "plain", cut, plain=True).finish())
     parts = differences(found_in(running.finish(240)), expected)
     assert max(parts.values()) <= 1e-6, parts
 
 
 def test_a_step_that_calls_python_code_is_run_by_workers_that_have_the_function(start):  # noqa: F811
     running = start(SCRIPTS / "python_in_step.py", "job")
-    expected = found_in(start(SCRIPTS / "python_in_step.py", "plain").finish())
+    expected = found_in(start(SCRIPTS / "python_in_step.py", "plain", plain=True).finish())
     parts = differences(found_in(running.finish(240)), expected)
     assert max(parts.values()) <= 1e-6, parts
 
@@ -103,8 +103,8 @@ def test_a_fit_whose_worker_is_killed_goes_on_from_its_backup_when_it_is_run_aga
     killed = start(*words).finish()
     assert killed.status == 137 and f"rank {victim} was killed by SIGKILL" in killed.stderr, killed
     running = start(*words)
-    assert start(script, plain, "backup", "script", "plain").finish().status == -9
-    expected = found_in(start(script, plain, "backup", "script", "plain").finish())
+    assert start(script, plain, "backup", "script", "plain", plain=True).finish().status == -9
+    expected = found_in(start(script, plain, "backup", "script", "plain", plain=True).finish())
     parts = differences(found_in(running.finish()), expected)
     assert expected["epochs"] == [2, 3] and max(parts.values()) <= 1e-6, parts
 
@@ -129,7 +129,7 @@ def test_a_fit_whose_workers_fail_goes_on_where_it_was(start, tmp_path, kind, vi
     plain.mkdir()
     words = (*CLI, "run", "--workers", 2, "--max-restarts", 1, script, here, kind, victim)
     running = start(*words)
-    expected = found_in(start(script, plain, kind, victim, "plain").finish())
+    expected = found_in(start(script, plain, kind, victim, "plain", plain=True).finish())
     done = running.finish(240)
     assert f"Restart 1 of 1: rank {victim} was killed by SIGKILL" in done.stderr, done
     assert done.stderr.count("Continues where the script is.") == 1, done
@@ -156,7 +156,7 @@ def test_a_script_that_is_killed_goes_on_within_the_epoch_of_its_checkpoint(star
     words = (*CLI, "run", "--workers", workers, script, here, kind)
     end_of_killed_script(start(*words))
     running = start(*words)
-    expected = found_in(start(script, plain, kind, "plain").finish())
+    expected = found_in(start(script, plain, kind, "plain", plain=True).finish())
     done = running.finish(240)
     assert "Resumed: `fit` continues in epoch 3" in done.stderr, done
     epochs, seen = seen_in(done)
@@ -178,7 +178,7 @@ def test_a_script_that_is_killed_before_its_first_checkpoint_begins_anew(start, 
     words = (*CLI, "run", "--workers", 2, script, here, "late")
     end_of_killed_script(start(*words))
     running = start(*words)
-    expected = found_in(start(script, plain, "late", "plain").finish())
+    expected = found_in(start(script, plain, "late", "plain", plain=True).finish())
     done = running.finish()
     assert seen_in(done)[0] == [0, 1, 2, 3] and "Resumed" not in done.stderr, done
     parts = differences(found_in(done), expected)
@@ -194,7 +194,7 @@ def test_a_fit_that_is_preempted_saves_and_goes_on_within_its_epoch(start, tmp_p
     done = start(*words).finish(240)
     assert done.status == 75 and "parallax: preempted at step" in done.stderr and "FOUND" not in done.stdout, done
     running = start(*words)
-    expected = found_in(start(script, plain, "preempted", "plain").finish())
+    expected = found_in(start(script, plain, "preempted", "plain", plain=True).finish())
     del expected["last"]  # of the batches after the checkpoint alone
     parts = differences(found_in(running.finish(240)), expected)
     assert max(parts.values()) <= 1e-6, parts

@@ -50,5 +50,5 @@ def test_a_worker_lost_within_a_micro_batch_ends_the_job_by_name_or_is_replaced(
     (tmp_path / "lost").unlink()
     found = weights_of(start(*CLI, "run", "--workers", 2, LOST, tmp_path, rank, 1, name).finish())
     assert (tmp_path / "lost").exists()
-    wanted = weights_of(start(LOST, tmp_path, "plain", 0).finish())
+    wanted = weights_of(start(LOST, tmp_path, "plain", 0, plain=True).finish())
     assert np.max(np.abs(found - wanted)) <= 1e-6

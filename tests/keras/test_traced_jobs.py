@@ -10,7 +10,7 @@ from tests.keras.test_fit_jobs import SCRIPTS, differences, found_in
 def test_large_tables_stay_with_their_owners_and_in_files(start, tmp_path):  # noqa: F811
     script = SCRIPTS / "fit_large.py"
     running = start(*CLI, "run", "--workers", 2, script, tmp_path / "tables")
-    expected = found_in(start(script, tmp_path, "plain").finish())
+    expected = found_in(start(script, tmp_path, "plain", plain=True).finish())
     done = running.finish(240)
     parts = differences(found_in(done), expected)
     assert max(parts.values()) <= 1e-6, parts

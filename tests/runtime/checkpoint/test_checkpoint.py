@@ -5,12 +5,15 @@ checks (program.py), and each is then a test of its own.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.warm_worker import fork_workers
 
 LIMIT_S = 450  # it takes some 30 s on a machine of two cores that does nothing else
 LAUNCH = (sys.executable, "-m", "tests.launched", "3", "-m", "tests.runtime.checkpoint.program")
@@ -44,7 +47,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The names of the checks that were made, all well."""
     folder = tmp_path_factory.mktemp("checkpoint")
     argv = [*LAUNCH, str(folder / "result.json"), str(folder)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(
+        argv, cwd=ROOT, env=fork_workers(os.environ), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     assert done.returncode == 0, "\n".join((done.stdout + done.stderr).splitlines()[-40:])
     return json.loads((folder / "result.json").read_text())
 

@@ -6,6 +6,7 @@ One job of two workers trains the cases of program.py; the rest is tested withou
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ from parallax.runtime.guard.difference import (
 from parallax.runtime.guard.fingerprints import fingerprint
 from parallax.runtime.guard.guard import SHARE, Times, next_check
 from parallax.runtime.guard.watched_variables import WatchedVariable, writers_of
+from tests.warm_worker import fork_workers
 
 v1 = tf.compat.v1
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,7 +44,9 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     file = tmp_path_factory.mktemp("guard") / "results.json"
     argv = [*LAUNCH, str(file)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(
+        argv, cwd=ROOT, env=fork_workers(os.environ), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     assert done.returncode == 0, "\n".join((done.stdout + done.stderr).splitlines()[-30:])
     return json.loads(file.read_text())
 
