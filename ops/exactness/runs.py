@@ -165,6 +165,7 @@ class JobInMemory:
         self._stages = 1 if made[0].stages is None else made[0].stages.count
         self._names = [Names(analysed.captured.view, one) for one in made]
         self._kept = [Accumulation(one.accumulate_steps) for one in made]
+        self._met: set[tuple[tuple[frozenset[str], frozenset[str]], ...]] = set()
 
     def there(self, rank: int, tensors: Sequence[str]) -> list[str]:
         """Those tensors that a worker's graph has; a transform may have left a node without some."""
@@ -214,10 +215,14 @@ class JobInMemory:
         return [self._of_replica(rank, one, given_by) for rank, (one, _) in enumerate(asked)]
 
     def _check(self, fetches: Sequence[Sequence[str]], fed: Sequence[Iterable[str]]) -> None:
-        """Checks that the workers of each stage meet in a run."""
+        """Checks that the workers of each stage meet in a run; once of each."""
+        run = tuple((frozenset(names), frozenset(given)) for names, given in zip(fetches, fed, strict=True))
+        if run in self._met:
+            return
         for stage in range(self._stages):
             of_stage = slice(stage, None, self._stages)
             check_meetings(self._views[of_stage], fetches[of_stage], fed[of_stage])
+        self._met.add(run)
 
     def _of_replica(self, rank: int, run: ResolvedRun, given: Sequence[list[Any]]) -> list[Any]:
         """What a worker's run gives, of which it has from other stages what these have."""

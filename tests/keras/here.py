@@ -119,7 +119,7 @@ def outcome(train, make, seed=3):
         make: the script: takes `train`, gives (model, a structure of numbers).
         seed: of everything.
     """
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)  # Python collects garbage by itself when there is much
     keras.utils.set_random_seed(seed)
     model, found = make(train)
     optimizer = model.optimizer

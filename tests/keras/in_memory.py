@@ -48,7 +48,7 @@ class Trained(NamedTuple):
 
 def model(make_optimizer: Any, policy: Any = None) -> Any:
     """An embedding and two dense layers, with the same names and initial values at each call."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     optimizer = make_optimizer()
     keras.utils.set_random_seed(3)
     layers = keras.layers

@@ -169,6 +169,6 @@ def difference(found, expected):
 
 def seeded(build):
     """A model with the initial values of one seed."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
     return build()
