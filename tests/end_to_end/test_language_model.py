@@ -7,8 +7,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "nlp" / "language_model.py"
 
 
 def test_the_language_model_learns_and_its_exchange_moves_the_bytes_that_the_plan_predicts(start):
-    small = ("--steps", "90", "--width", "64", "--state", "128", "--samples", "256", "--seed", "1")
-    done = start("-m", "parallax.entry.cli", "run", "--workers", "2", EXAMPLE, *small).finish(limit_s=240)
+    small = ("--width", "64", "--state", "128", "--samples", "256", "--unroll", "5")  # few words, a graph soon made
+    learns = ("--steps", "150", "--learning-rate", "0.5", "--seed", "1")
+    done = start("-m", "parallax.entry.cli", "run", "--workers", "2", EXAMPLE, *small, *learns).finish(limit_s=240)
     assert done.status == 0, done
     routes = {line.split()[0]: line for line in done.stdout.splitlines() if "x64" in line or "lstm" in line}
     assert " alltoall " in routes["embedding"], done
