@@ -19,21 +19,21 @@ _ADD_TO_VARIABLES = ("AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSub
 def finish_step(program: VisitedGraph, step: StepWalk) -> None:
     """Makes gradients leave autodiff as sums over the workers, and all other inputs of their updates equal."""
     view = program.view
-    delivered = set[Edge]()
+    exempt = set[Edge]()
     for source in program.sources:
-        delivered.update(edges_outside(view, source))
+        exempt.update(edges_outside(view, source))
         if source.indices is None:
             _finish_dense(step, source)
         else:
             _finish_rows(view, step, source, source.indices)
     nodes = sorted(filter(program.is_of_step, program.after_gradients))
-    parts = {edge for node in nodes for edge in _count_once(program, step, node)}
+    exempt.update(edge for node in nodes for edge in _count_once(program, step, node))
     for node in nodes:
         if view.op(node) == "IdentityN" and not any(map(view.consumers, view.outputs(node))):
             continue  # the name of a call, whose results are read separately
         for slot, tensor in enumerate(view.inputs(node)):
-            is_other = Edge(node, slot) not in delivered | parts
-            if is_other and tensor in step.facts and not step.facts[tensor].is_same:
+            fact = step.facts.get(tensor)
+            if fact is not None and not fact.is_same and Edge(node, slot) not in exempt:
                 step.require_layout(node, slot, REPLICATED)
 
 

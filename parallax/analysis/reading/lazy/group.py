@@ -170,9 +170,7 @@ def group_writes(handles: Handles, order: Order, connected: ConnectedVariables) 
     seeds = order.bits(connected.by_rows)
     writes = {}
     for name in connected.variables:
-        group = [
-            write for write in handles.uses[name].writes if order.have_common_dependent(order.bits([write]), seeds)
-        ]
+        group = [write for write in handles.uses[name].writes if order.have_common_dependent(write, seeds)]
         if group:
             writes[name] = group
     return writes
@@ -214,7 +212,7 @@ def _check_variables(view: GraphView, handles: Handles, order: Order, table: str
         for other in uses.others:
             if state_op(view.op(other), len(view.inputs(other))) is None:  # it reads, or its function may
                 raise NotLazyError(f"{_show(view, other)} uses the variable {name!r} in a way that is not supported")
-            if order.have_common_dependent(order.bits([other]), every):
+            if order.have_common_dependent(other, every):
                 raise NotLazyError(f"{_show(view, other)} uses the variable {name!r} in the same run")
         if uses.dtype not in _ELEMENT_TYPES or uses.dtype != handles.uses[table].dtype:
             raise NotLazyError(f"{name!r} is neither float32 nor float64, or has another type than its table")
@@ -234,8 +232,8 @@ def _in_order(view: GraphView, order: Order, writes: list[str]) -> tuple[str, ..
 def _check_run_together(view: GraphView, order: Order, writes: list[str]) -> None:
     """Requires that all writes run or none does, for any fetch of a node at an end of the graph."""
     every = order.bits(writes)
-    for node in order.ends:
-        if view.op(node) not in (READ, "Const") and order.has(node, every) not in (0, every):
+    for node in order.ends_after(writes):
+        if view.op(node) not in (READ, "Const") and order.has(node, every) != every:
             missing = next(write for write in writes if not order.has(node, order.bits([write])))
             raise NotLazyError(
                 f"{_show(view, node)} can run without {_show(view, missing)}, which belongs to the same update"

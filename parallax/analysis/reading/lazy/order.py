@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
-from parallax.analysis.reading.lazy.handles import node_of
 from parallax.graph.view import GraphView
 
 
 class Order:
     """The order of some nodes by data and control inputs.
-
-    Attributes:
-        ends: the NoOps, and the nodes without consumers, with any of the given nodes before them.
 
     Args:
         view: the graph.
@@ -25,15 +22,33 @@ class Order:
         used: set[str] = set()
         for node in view.topological_order():
             found = self._bits.get(node, 0)
-            for needed in (*map(node_of, view.inputs(node)), *view.controls(node)):
+            for needed in view.nodes_before(node):
                 found |= self._before.get(needed, 0)  # not visited yet: a loop's back edge
                 used.add(needed)
             self._before[node] = found
-        ends = (
-            node for node, before in self._before.items() if before and (node not in used or view.op(node) == "NoOp")
-        )
-        self.ends = tuple(sorted(ends))
-        self._together = {self._before[node] for node in self.ends} - {0}
+        self._ends = {
+            node: before
+            for node, before in self._before.items()
+            if before and (node not in used or view.op(node) == "NoOp")
+        }
+
+    @cached_property
+    def _ends_by_set(self) -> dict[int, list[str]]:
+        """A bit set -> the NoOps, and the nodes without consumers, that depend on its members."""
+        ends_by_set: dict[int, list[str]] = {}
+        for end, before in self._ends.items():
+            ends_by_set.setdefault(before, []).append(end)
+        return ends_by_set
+
+    @cached_property
+    def _sets_by_member(self) -> dict[str, list[int]]:
+        """A node -> the bit sets of ends of which it is a member."""
+        nodes, sets_by_member = list(self._bits), dict[str, list[int]]()
+        for before in self._ends_by_set:
+            for number, bit in enumerate(reversed(f"{before:b}")):
+                if bit == "1":
+                    sets_by_member.setdefault(nodes[number], []).append(before)
+        return sets_by_member
 
     def bits(self, nodes: Iterable[str]) -> int:
         """Some of the nodes as a bit set, for `has`."""
@@ -50,6 +65,11 @@ class Order:
         """Whether a node depends on one of the nodes."""
         return one != other and bool(self.has(other, self._bits[one]))
 
-    def have_common_dependent(self, one: int, other: int) -> bool:
-        """Whether a node depends on any of one set and on any of another."""
-        return any(found & one and found & other for found in self._together)
+    def ends_after(self, nodes: Iterable[str]) -> list[str]:
+        """The NoOps, and the nodes without consumers, that are or depend on any of some nodes; sorted."""
+        sets = dict.fromkeys(before for node in nodes for before in self._sets_by_member.get(node, ()))
+        return sorted(end for before in sets for end in self._ends_by_set[before])
+
+    def have_common_dependent(self, one: str, other: int) -> bool:
+        """Whether a node depends on one of the nodes and on any of a bit set."""
+        return any(before & other for before in self._sets_by_member.get(one, ()))

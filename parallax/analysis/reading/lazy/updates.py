@@ -182,7 +182,7 @@ def _check_readers(view: GraphView, handles: Handles, order: Order, group: Updat
         ]
         if not takers:
             continue
-        if node in done.inner and view.op(node) != READ or order.have_common_dependent(order.bits([node]), writes):
+        if node in done.inner and view.op(node) != READ or order.have_common_dependent(node, writes):
             taker = takers[0]
             raise NotLazyError(f"op {view.op(taker)} {taker!r} uses the whole value of {view.op(node)} {node!r}")
 
