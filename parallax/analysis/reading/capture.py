@@ -31,6 +31,7 @@ from parallax.analysis.reading.lowering.functional_control_flow import (
     has_control_flow,
     lower_control_flow,
 )
+from parallax.analysis.reading.lowering.infer_shapes import infer_shapes
 from parallax.analysis.reading.lowering.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.row_reads import take_rows_of_variables
 from parallax.base.errors import GraphError
@@ -179,7 +180,7 @@ def capture(
     plain, expanded = with_plain_normalizations(inlined) if has_layouts else (inlined, {})
     has_plain, inlined = plain is not inlined, plain
     names = [op.name for op in graph.get_operations()]
-    view = GraphView(graph_def if inlined is graph_def else _with_shapes(inlined))
+    view = GraphView(graph_def if inlined is graph_def else infer_shapes(inlined))
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
     view = _with_initial_shapes(graph, view, is_open) if is_open else view
     if synchronous and by_layouts is not False:
@@ -255,18 +256,10 @@ def _lower_control_flow(view: GraphView, records: tuple[Record, ...]) -> tuple[G
     """A graph without conditionals and loops at its top level; the contents of autodiff's belong to autodiff."""
     if not has_control_flow(view.graph_def):
         return view, records
-    lowered = GraphView(_with_shapes(_flat(view.graph_def, lowers_all=True)[0]))
+    lowered = GraphView(infer_shapes(_flat(view.graph_def, lowers_all=True)[0]))
     added = lowered.nodes.keys() - view.nodes.keys()
     of_autodiff = [record.ops | {node for node in added if conditional_of(node) in record.ops} for record in records]
     return lowered, tuple(replace(record, ops=ops) for record, ops in zip(records, of_autodiff, strict=True))
-
-
-def _with_shapes(graph_def: GraphDef) -> GraphDef:
-    """Infers the shapes again, by TensorFlow; shapes known before are given to it."""
-    scratch = tf.Graph()
-    with scratch.as_default():
-        tf.graph_util.import_graph_def(graph_def, name="")
-    return scratch.as_graph_def(add_shapes=True)
 
 
 def _with_initial_shapes(graph: Graph, view: GraphView, is_open: set[str]) -> GraphView:
@@ -290,7 +283,7 @@ def _with_stated_shapes(view: GraphView, known: Mapping[str, Sequence[int | None
             for length in known[node.name]:
                 shape_of.dim.add(size=-1 if length is None else length)
             node.attr.pop(_SHAPES, None)
-    return GraphView(_with_shapes(view.graph_def))
+    return GraphView(infer_shapes(view.graph_def))
 
 
 def _shape_of(node: NodeDef) -> tuple[int, ...] | None:

@@ -135,7 +135,8 @@ def _function_graphs(graph: Graph) -> dict[str, FuncGraph]:
 def _place(call: InlinedCall, graph: Graph, results: dict[str, str]) -> _Place:
     """The ops of a function's graph in one call: in the function's order, some under another name."""
     inputs = [tensor.op.name for tensor in graph.inputs]
-    ops = [op.name for op in graph.get_operations() if op.name not in set(inputs)]
+    of_inputs = {*inputs}
+    ops = [name for op in graph.get_operations() if (name := op.name) not in of_inputs]
     # Ops added to the graph after the function was made of it are in no call.
     names = {op: call.inner(node) for op, node in zip(ops, call.body, strict=False)}
     return _Place(graph, call.name, names, dict(zip(inputs, call.arguments, strict=False)), results)
