@@ -28,6 +28,7 @@ _REPORTED, _PART = "_parallax_reported", "_parallax_part"
 FULL = "_parallax_full"
 _MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
 """Marks of batch lengths, which do not affect the identity of a graph."""
+_PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
 _SPARSE_ROLES = ("places", "values", "shape")
 VALUE, ADDED, ROWS, WHOLE, SAME = "value", "added", "rows", "whole", "same"
 """The kinds of a reported result: a scalar that is averaged, or summed, over the workers; rows that are concatenated; a
@@ -161,9 +162,9 @@ def mark_sparse_feed(places: Operation, values: Operation, shape: Operation) -> 
 def sparse_feeds(view: GraphView) -> dict[str, SparseFeed]:
     """Placeholder -> the fed sparse tensor of which it is a part."""
     tensor_by_role: dict[str, dict[str, str]] = {}
-    for name, node in view.nodes.items():
-        if _SPARSE in node.attr:
-            role, key = _mark(node, _SPARSE).split(" ", 1)
+    for name in view.nodes_of(_PLACEHOLDERS):
+        if mark := _mark(view.nodes[name], _SPARSE):
+            role, key = mark.split(" ", 1)
             tensor_by_role.setdefault(key, {})[role] = name
     feeds = [SparseFeed(**roles) for roles in tensor_by_role.values() if len(roles) == len(_SPARSE_ROLES)]
     return {node: feed for feed in feeds for node in (feed.places, feed.values, feed.shape)}

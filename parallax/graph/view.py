@@ -26,6 +26,7 @@ EXAMPLES = "_parallax_examples"
 _REFERENCE = 100  # TensorFlow numbers the reference to a type 100 above the type
 _SPLIT_NAMES = 1 << 18
 """Cache size for split tensor names: larger than graphs, as splitting is the most frequent operation of traversals."""
+_PARSED_SHAPES = 1 << 14
 _Found = TypeVar("_Found")
 
 
@@ -191,14 +192,10 @@ class GraphView:
 
     def _read_outputs(self, node: str) -> None:
         """Reads a node's outputs and their shapes as inferred by TensorFlow, once: protocol buffers are slow."""
-        attributes = self.nodes[node].attr
-        shapes = attributes["_output_shapes"].list.shape if "_output_shapes" in attributes else ()
-        names = [f"{node}:{number}" for number in range(len(shapes))]
-        self._outputs[node] = names
-        for name, shape in zip(names, shapes, strict=True):
-            self._shapes[name] = (
-                None if shape.unknown_rank else tuple([None if dim.size < 0 else int(dim.size) for dim in shape.dim])
-            )
+        attribute = self.nodes[node].attr.get("_output_shapes")
+        shapes = _parse_shapes(attribute.SerializeToString()) if attribute is not None else ()
+        names = self._outputs[node] = [f"{node}:{number}" for number in range(len(shapes))]
+        self._shapes.update(zip(names, shapes, strict=True))
 
     def dtype(self, tensor: str) -> int:
         """The element type of a tensor, as TensorFlow numbers types (references as their values' type)."""
@@ -374,6 +371,18 @@ def _takers_by_node(view: GraphView) -> dict[str, list[str]]:
 def tensor_name(name: str) -> str:
     """Normalizes `op` and `op:0`, which are one tensor, to the form with the number."""
     return name if ":" in name else f"{name}:0"
+
+
+@lru_cache(_PARSED_SHAPES)
+def _parse_shapes(attribute: bytes) -> tuple[Shape, ...]:
+    """The shapes of a node's outputs, from the bytes of the attribute: most nodes have the shapes of another."""
+    from tensorflow.core.framework import attr_value_pb2
+
+    shapes = attr_value_pb2.AttrValue.FromString(attribute).list.shape
+    return tuple(
+        None if shape.unknown_rank else tuple([None if dim.size < 0 else int(dim.size) for dim in shape.dim])
+        for shape in shapes
+    )
 
 
 @lru_cache(_SPLIT_NAMES)

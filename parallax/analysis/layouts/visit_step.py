@@ -72,7 +72,7 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     if op in ("ReadVariableOp",) and variable_of_tensor(view, program.variables, view.inputs(node)[0]):
         is_added_up = variable_of_tensor(view, program.variables, view.inputs(node)[0]) in step.part_variables
         return step.all_outputs(node, COUNTED if is_added_up else REPLICATED)
-    if any(f"{tensor}" in step.pieces for tensor in view.outputs(node)):
+    if not step.pieces.isdisjoint(view.outputs(node)):
         return step.all_outputs(node, Pieces())
     state = state_op(op, len(view.inputs(node)))
     if state is not None and op not in RULES:

@@ -166,15 +166,15 @@ def capture(
     Raises:
         GraphError: the graph of a front end is not to be analysed by layouts.
     """
-    if by_layouts is False and is_of_front_end(graph):
+    has_front_end = is_of_front_end(graph)
+    if by_layouts is False and has_front_end:
         raise GraphError(_FOLLOWED)
     requested = by_layouts
-    if by_layouts is None and (is_of_front_end(graph) or not synchronous):
+    if by_layouts is None and (has_front_end or not synchronous):
         by_layouts = True
     graph_def = export_graph(graph)
     digest = fingerprint(graph_def) if digest is None else digest
-    is_of_front = synchronous and is_of_front_end(graph)
-    inlined, calls = _flat(graph_def, is_of_front if lowers_all is None else lowers_all)
+    inlined, calls = _flat(graph_def, (synchronous and has_front_end) if lowers_all is None else lowers_all)
     inlined = take_rows_of_variables(inlined)
     has_layouts = synchronous and by_layouts is not False
     plain, expanded = with_plain_normalizations(inlined) if has_layouts else (inlined, {})

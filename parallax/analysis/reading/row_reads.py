@@ -20,12 +20,11 @@ _ROWS = "rows"
 
 def take_rows_of_variables(graph_def: GraphDef) -> GraphDef:
     """A copy of the graph in which rows are gathered from variables; the graph itself where no reads qualify."""
-    reads = sorted(node.name for node in graph_def.node if node.op == "ReadVariableOp")
-    whole = {node.name for node in graph_def.node if node.op in _WHOLE}
-    sources = [split_tensor(tensor_name(node.input[0]))[0] for node in graph_def.node if node.op == "GatherV2"]
-    if whole.isdisjoint(sources):
+    sources = {split_tensor(tensor_name(node.input[0]))[0] for node in graph_def.node if node.op == "GatherV2"}
+    if not sources or not any(node.op in _WHOLE and node.name in sources for node in graph_def.node):
         return graph_def
     view = GraphView(graph_def)
+    reads = sorted(view.nodes_of(("ReadVariableOp",)))
     gathers_by_read = {read: gathers for read in reads if (gathers := _gathers(view, read)) is not None}
     if not gathers_by_read:
         return graph_def

@@ -220,8 +220,7 @@ def _choose_rule(layouts: tuple[type[Layout], ...], of_those: Rule, of_others: R
     """The rule of an op that accepts such layouts unchanged, and others by another rule."""
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
-        is_of_those = any(isinstance(fact.layout, layouts) for fact in step.inputs(node))
-        return (of_those if is_of_those else of_others)(step, node)
+        return (of_those if step.reads_any(node, layouts) else of_others)(step, node)
 
     return rule
 

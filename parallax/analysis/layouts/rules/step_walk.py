@@ -28,6 +28,8 @@ from parallax.plans.layouts import (
 
 _Key = tuple[str, Layout]
 _VARIANT = 21  # types.proto
+_CONVERTED = (RowEnds, Concatenated, Distinct, Positions)
+"""Layouts that most ops do not accept: their reads have the layout that was required of them."""
 _STORE = {"TensorListPushBack": 1, "TensorListSetItem": 2, "TensorListFromTensor": 0}
 """Ops that store tensors in a list: the input that is stored."""
 REMEDY = "Move this computation out of the training step, for example into the input pipeline, and feed its result."
@@ -114,9 +116,15 @@ class StepWalk:
         """The facts of a node's inputs."""
         facts = [self.facts[tensor] for tensor in self.view.inputs(node)]
         for slot, fact in enumerate(facts):
-            if isinstance(fact.layout, RowEnds | Concatenated | Distinct | Positions):
+            if isinstance(fact.layout, _CONVERTED):
                 facts[slot] = replace(fact, layout=self.converted_reads.get(Edge(node, slot), fact.layout))
         return facts
+
+    def reads_any(self, node: str, layouts: tuple[type[Layout], ...]) -> bool:
+        """Whether a node reads an input in one of these layouts, which are among those that reads convert."""
+        if not any([isinstance(self.facts[tensor].layout, _CONVERTED) for tensor in self.view.inputs(node)]):
+            return False
+        return any(isinstance(fact.layout, layouts) for fact in self.inputs(node))
 
     def require_layout(self, node: str, slot: int, layout: Layout) -> Fact:
         """Requires an input in a layout.
@@ -164,6 +172,8 @@ class StepWalk:
 
     def replicate_layouts(self, node: str, *layouts: type[Layout]) -> None:
         """Requires all inputs of such layouts replicated."""
+        if not self.reads_any(node, layouts):
+            return
         for slot, fact in enumerate(self.inputs(node)):
             if isinstance(fact.layout, layouts):
                 self.require_layout(node, slot, REPLICATED)

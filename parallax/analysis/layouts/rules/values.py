@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
+import tensorflow as tf
 
 from parallax.analysis.layouts.rules.facts import Fact, Value
 from parallax.analysis.layouts.rules.step_walk import StepWalk
@@ -19,7 +21,10 @@ BatchOf = Callable[[Length], str | None]
 
 def constant_value(view: GraphView, tensor: str) -> Value | None:
     """The value of a small integer constant."""
-    constant = view.constant(tensor)
+    shape = view.shape(tensor)
+    if shape is not None and (len(shape) > 1 or (shape and (shape[0] or 0) > _MOST)):
+        return None
+    constant = view.constant(tensor) if _is_integer(view.dtype(tensor)) else None
     if (
         constant is None
         or np.ndim(constant) > 1
@@ -28,6 +33,11 @@ def constant_value(view: GraphView, tensor: str) -> Value | None:
     ):
         return None
     return Length.of(int(constant)) if np.ndim(constant) == 0 else tuple(Length.of(int(n)) for n in constant)
+
+
+@cache
+def _is_integer(dtype: int) -> bool:
+    return bool(tf.as_dtype(dtype).is_integer)
 
 
 def compute_value(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:

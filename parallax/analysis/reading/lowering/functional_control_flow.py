@@ -54,7 +54,7 @@ def lower_control_flow(graph_def: GraphDef, lowers_all: bool = False) -> GraphDe
     """
     functions = Functions(graph_def.library, lambda op: False)
     conditionals = list(filter(_is_conditional, graph_def.node))
-    asking = {node.name for node in graph_def.node if node.op in _ASKS}
+    asking = {node.name for node in graph_def.node if node.op in _ASKS} if conditionals else set[str]()
     lowered = {n.name for n in conditionals if lowers_all or n.input[0] in asking or functions.written_slots(n)}
     loops = _find_loops(graph_def) if lowers_all else {}
     if not lowered and not loops:
