@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
+_MOST_SIMPLE = 1 << 16
+"""Cache size for integers and symbols, of which most lengths consist."""
 _Terms = tuple[tuple[tuple[str, ...], int], ...]
 
 
@@ -23,6 +26,7 @@ class Length:
     terms: _Terms = ()
 
     @staticmethod
+    @lru_cache(_MOST_SIMPLE)
     def of(value: int | str) -> Length:
         """An integer, or a symbol."""
         if isinstance(value, str):

@@ -25,6 +25,7 @@ class GlobalLengths:
         self._editor = editor
         self._layouts = layouts
         self._lengths = frozenset(layouts.lengths)
+        self._ranges = {one.shape: one for one in reversed(layouts.ranges)}
         self._global: dict[str, Tensor] = dict(editor.fed_lengths)
 
     def find_value(self, tensor: str) -> Tensor:
@@ -35,7 +36,7 @@ class GlobalLengths:
             self._global[tensor] = self._tell(tensor, self._layouts.known_lengths[tensor])
         if tensor not in self._global:
             node, number = split_tensor(tensor)
-            parsed = next((one for one in self._layouts.ranges if one.shape == tensor), None)
+            parsed = self._ranges.get(tensor)
             if parsed is not None:
                 self._global[tensor] = self._measure_sparse(tensor, parsed.part)
             elif self._editor.view.op(node) in _MEASURES:

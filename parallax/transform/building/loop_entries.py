@@ -41,6 +41,8 @@ def bring_into_loops(graph_def: GraphDef) -> None:
 
 def run_in_order(graph_def: GraphDef) -> None:
     """Makes iterations with collectives run one after the other, in one order on all workers; modifies the graph."""
+    if not any(node.op in _ENTERS for node in graph_def.node):
+        return
     view = GraphView(graph_def)
     branches = branches_of(view)
     meeting = [one for node in view.nodes_of(_COLLECTIVES) for one in branches[node] if one.is_loop]

@@ -29,7 +29,7 @@ class Functions:
 
     def of_node(self, node: NodeDef) -> list[str]:
         """The names of the functions that a node calls."""
-        if not takes_functions(node.op):
+        if not self._functions or not takes_functions(node.op):
             return []
         names = []
         for name in sorted(node.attr):
