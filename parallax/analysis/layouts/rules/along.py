@@ -342,13 +342,12 @@ def draw(step: StepWalk, node: str) -> list[Fact] | None:
     The draw of a constant seed is a constant of one process, which all workers draw in full.
     """
     facts = step.inputs(node)
-    values = facts[0].values()
-    dims = None if values is None or None in values else tuple(n for n in values if n is not None)
+    dims = facts[0].complete_values()
     if step.view.op(node).startswith("Stateless") and _has_constant_seed(step.view, node):
         step.replicate(node)
         step.equal_draws.append(node)
         return step.all_outputs(node, REPLICATED, dims)
-    axes = [axis for axis, n in enumerate(values or ()) if step.part_of(n) is not None]
+    axes = [axis for axis, n in enumerate(facts[0].values() or ()) if step.part_of(n) is not None]
     step.replicate(node, range(1, len(facts)))
     if facts[0].is_lengths and axes and dims is not None:
         part: ShardedAxis | None = step.part_of(dims[axes[0]])

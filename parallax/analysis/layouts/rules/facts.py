@@ -70,6 +70,11 @@ class Fact:
             return None
         return list(self.value) if isinstance(self.value, tuple) else [self.value]
 
+    def complete_values(self) -> Dims | None:
+        """The elements of a vector, or of a scalar, where all are known."""
+        values = self.values()
+        return None if values is None or None in values else tuple(one for one in values if one is not None)
+
     def numbers(self) -> list[int] | None:
         """The elements where all are integers."""
         values = self.values()
@@ -77,3 +82,8 @@ class Fact:
             return None
         scalars = [one.number for one in values if one is not None]
         return [n for n in scalars if n is not None] if len(scalars) == len(values) and None not in scalars else None
+
+
+def shift_axis(layout: Layout, by: int) -> Layout:
+    """The layout of a tensor with axes added, or removed, before the one along which it may be sharded."""
+    return Sharded(layout.axis + by, layout.part) if isinstance(layout, Sharded) else layout

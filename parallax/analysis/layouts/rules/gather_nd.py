@@ -104,8 +104,7 @@ def fill_places(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     step.require_layout(node, 0, numbers)
     step.localize(node, 1, 0, dims)
-    known = tuple(length for length in dims if length is not None)
-    return step.all_outputs(node, Sharded(0, example), known if len(known) == len(dims) else None)
+    return step.all_outputs(node, Sharded(0, example), shape.complete_values())
 
 
 def multiply_places(step: StepWalk, node: str) -> list[Fact] | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from parallax.analysis.layouts.rules.elementwise import elementwise
-from parallax.analysis.layouts.rules.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
+from parallax.analysis.layouts.rules.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value, shift_axis
 from parallax.analysis.layouts.rules.joins import are_zeros
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.lengths import Length
-from parallax.plans.layouts import Layout, Partial, Sharded
+from parallax.plans.layouts import Partial, Sharded
 
 _OPTIONAL = Length.of("one or none")
 """The number of tensors in an optional."""
@@ -158,20 +158,14 @@ def _append_tensor(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
 
 def _make_list(item: Fact, number: Length) -> Fact:
     """A list of the given number of tensors like this one."""
-    layout: Layout = item.layout
-    if item.axis is not None and item.part is not None:
-        layout = Sharded(item.axis + 1, item.part)
-    return Fact(layout, None if item.dims is None else (number, *item.dims), item.value)
+    return Fact(shift_axis(item.layout, 1), None if item.dims is None else (number, *item.dims), item.value)
 
 
 def _take_item(step: StepWalk, tensor: str, fact: Fact) -> Fact:
     """One tensor of a list."""
     if fact.layout == BLANK:
         return step.fact(tensor, REPLICATED)
-    layout: Layout = fact.layout
-    if fact.axis is not None and fact.part is not None:
-        layout = Sharded(fact.axis - 1, fact.part)
-    return step.fact(tensor, layout, fact.dims[1:] if fact.dims is not None else None, fact.value)
+    return step.fact(tensor, shift_axis(fact.layout, -1), fact.dims[1:] if fact.dims is not None else None, fact.value)
 
 
 def _open_dims(step: StepWalk, node: str, dims: Dims | None) -> Dims | None:

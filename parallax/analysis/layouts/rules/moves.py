@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parallax.analysis.layouts.rules.elementwise import add_up, align
-from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Dims, Fact
+from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Dims, Fact, shift_axis
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.rules.values import compute_value, flatten_matrix
 from parallax.base.errors import GraphError
@@ -113,9 +113,7 @@ def expand_dims(step: StepWalk, node: str) -> list[Fact] | None:
         return keep_plain(step, node, facts)
     at = place[0] % (fact.rank + 1)
     dims = (*(fact.dims or ())[:at], ONE, *(fact.dims or ())[at:])
-    layout = fact.layout
-    if fact.axis is not None and fact.part is not None:
-        layout = Sharded(fact.axis + (at <= fact.axis), fact.part)
+    layout = shift_axis(fact.layout, fact.axis is not None and at <= fact.axis)
     return step.all_outputs(node, layout, dims, compute_value(step.view, node, facts))
 
 
@@ -274,10 +272,9 @@ def tile(step: StepWalk, node: str) -> list[Fact] | None:
 def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
     """BroadcastTo: an input broadcast to the batch's length is sharded."""
     facts = step.inputs(node)
-    fact, shape = facts[0], facts[1].values()
-    if shape is None or None in shape:
+    fact, dims = facts[0], facts[1].complete_values()
+    if dims is None:
         return keep_plain(step, node, facts) if facts[1].is_same else None
-    dims = tuple(n for n in shape if n is not None)
     axes = [axis for axis, n in enumerate(dims) if step.part_of(n) is not None]
     if fact.axis is not None and fact.part is not None:
         axis = fact.axis + len(dims) - (fact.rank or 0)
@@ -296,10 +293,9 @@ def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
 def fill(step: StepWalk, node: str) -> list[Fact] | None:
     """Fill: sharded along the batch's length."""
     shape, value = step.inputs(node)
-    lengths = shape.values()
-    if lengths is None or None in lengths:
+    dims = shape.complete_values()
+    if dims is None:
         return keep_plain(step, node, [shape, value]) if shape.is_same else None
-    dims = tuple(n for n in lengths if n is not None)
     axes = [axis for axis, n in enumerate(dims) if step.part_of(n) is not None]
     if axes:
         return _make_for_examples(step, node, 1, 0, axes, dims)
@@ -312,10 +308,9 @@ def fill(step: StepWalk, node: str) -> list[Fact] | None:
 def make_empty(step: StepWalk, node: str) -> list[Fact] | None:
     """Empty: sharded along the batch's length."""
     shape = step.inputs(node)[0]
-    lengths = shape.values()
-    if lengths is None or None in lengths:
+    dims = shape.complete_values()
+    if dims is None:
         return keep_plain(step, node, [shape]) if shape.is_same else None
-    dims = tuple(length for length in lengths if length is not None)
     axis, part = next(((a, p) for a, n in enumerate(dims) if (p := step.part_of(n)) is not None), (0, None))
     if part is None:
         step.replicate(node)

@@ -16,8 +16,7 @@ def scatter(step: StepWalk, node: str) -> list[Fact] | None:
     window = _find_window(places, rows)
     if window is not None and rows.part is not None and dims is not None:
         step.localize(node, 2, window, dims)
-        known = tuple(length for length in dims if length is not None)
-        return step.all_outputs(node, Sharded(window, rows.part), known if len(known) == len(dims) else None)
+        return step.all_outputs(node, Sharded(window, rows.part), shape.complete_values())
     if places.axis != 0 or part is None:
         return None
     example = step.part_of(dims[0]) if dims and (rows.axis, rows.part) == (0, part) else None
@@ -29,8 +28,7 @@ def scatter(step: StepWalk, node: str) -> list[Fact] | None:
         return None if align(step, node, 1, rows, 0, part).part is None else step.all_outputs(node, SUM)
     step.require_layout(node, 0, numbers)
     step.localize(node, 2, 0, dims)
-    known = tuple(length for length in dims if length is not None)
-    return step.all_outputs(node, Sharded(0, example), known if len(known) == len(dims) else None)
+    return step.all_outputs(node, Sharded(0, example), shape.complete_values())
 
 
 def scatter_into(step: StepWalk, node: str) -> list[Fact] | None:

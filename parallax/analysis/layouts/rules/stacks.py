@@ -6,12 +6,11 @@ each. All of them have one layout; if a tensor of another layout is written, the
 
 from __future__ import annotations
 
-from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Dims, Fact
+from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Dims, Fact, shift_axis
 from parallax.analysis.layouts.rules.joins import join_facts
 from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk
 from parallax.base.errors import GraphError
 from parallax.graph.tensor_stores import store_of
-from parallax.plans.layouts import Sharded
 
 
 def make_store(step: StepWalk, node: str) -> list[Fact] | None:
@@ -52,11 +51,8 @@ def stack_elements(step: StepWalk, node: str) -> list[Fact] | None:
     numbers, fact = step.require_layout(node, 1, REPLICATED), _find_elements(step, node)
     if fact is None:
         return step.all_outputs(node, REPLICATED)
-    layout = fact.layout
-    if fact.axis is not None and fact.part is not None:
-        layout = Sharded(fact.axis + 1, fact.part)
     dims = (numbers.dims[0], *fact.dims) if numbers.dims and fact.dims is not None else None
-    return step.all_outputs(node, layout, dims)
+    return step.all_outputs(node, shift_axis(fact.layout, 1), dims)
 
 
 def store_slices(step: StepWalk, node: str) -> list[Fact] | None:
@@ -66,10 +62,7 @@ def store_slices(step: StepWalk, node: str) -> list[Fact] | None:
     if fact.axis == 0:
         step.mixing[node] = [step.view.inputs(node)[2]]
         fact = step.require_layout(node, 2, REPLICATED)
-    layout = fact.layout
-    if fact.axis is not None and fact.part is not None:
-        layout = Sharded(fact.axis - 1, fact.part)
-    _store_tensor(step, node, 2, Fact(layout, fact.dims[1:] if fact.dims is not None else None))
+    _store_tensor(step, node, 2, Fact(shift_axis(fact.layout, -1), fact.dims[1:] if fact.dims is not None else None))
     return step.all_outputs(node, REPLICATED)
 
 
