@@ -53,7 +53,7 @@ class GraphView:
     def __init__(self, graph_def: GraphDef, instead: Mapping[str, tuple[str, ...]] | None = None) -> None:
         self.graph_def = graph_def
         self._instead = instead
-        self.nodes: dict[str, NodeDef] = {node.name: node for node in graph_def.node}
+        self.nodes: dict[str, NodeDef] = {}
         self.remembered: dict[Any, Any] = {}
         self._ops: dict[str, str] = {}
         self._inputs: dict[str, tuple[str, ...]] = {}
@@ -61,15 +61,15 @@ class GraphView:
         self._outputs: dict[str, list[str]] = {}
         self._shapes: dict[str, Shape] = {}
         self._order: list[str] = []
-        for name, node in self.nodes.items():
-            self._ops[name] = node.op
-            inputs, controls = node.input[:], ()
+        nodes, ops, inputs_by_node, controls_by_node = self.nodes, self._ops, self._inputs, self._controls
+        for node in graph_def.node:
+            name, inputs, controls = node.name, node.input[:], ()
             if inputs and inputs[-1][0] == "^":
                 controls = tuple([one[1:] for one in inputs if one[0] == "^"])
                 inputs = [one for one in inputs if one[0] != "^"]
-            self._inputs[name] = tuple([one if ":" in one else one + ":0" for one in inputs])
-            self._controls[name] = controls
-        self._inputs |= instead or {}
+            nodes[name], ops[name], controls_by_node[name] = node, node.op, controls
+            inputs_by_node[name] = tuple([one if ":" in one else one + ":0" for one in inputs]) if inputs else ()
+        inputs_by_node |= instead or {}
 
     def __reduce__(self) -> tuple[type[GraphView], tuple[GraphDef, Mapping[str, tuple[str, ...]] | None]]:
         return GraphView, (self.graph_def, self._instead)
