@@ -14,6 +14,7 @@ from parallax.base.status_line import clear_status
 from parallax.base.types import Graph
 from parallax.cluster.machines import Cluster
 from parallax.cluster.profile_files import check_writable
+from parallax.graph.own_batch import normalize_locally
 from parallax.plans.plan import Plan
 from parallax.report.logger import log
 from parallax.report.plan_table import plan_table
@@ -23,7 +24,7 @@ from parallax.runtime.measure.options import measure_options
 from parallax.runtime.replan.options import check_possible, replan_options
 from parallax.runtime.trace.options import make_ready, trace_options
 from parallax.runtime.worker.random_state import drawn_seed
-from parallax.settings.config import Config, list_ineffective_settings
+from parallax.settings.config import OWN, Config, list_ineffective_settings
 from parallax.settings.environment import Settings, settings
 from parallax.settings.merge import merge_settings
 from parallax.settings.modes import resolve_sync
@@ -69,6 +70,8 @@ def checked_call(
     requested = settings()
     config = merge_settings(replace(config), requested)  # checked again, and later assignments have no effect
     is_synchronous, config = resolve_sync(sync, config)
+    if config.batch_norm == OWN and graph is not None:
+        normalize_locally(graph)
     return Call(graph, resource_info, is_synchronous, config, replace(requested, compute_dtype=config.compute_dtype))
 
 

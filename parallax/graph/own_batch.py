@@ -13,9 +13,12 @@ from contextlib import contextmanager
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
-from parallax.base.types import NodeDef, Tensor
+from parallax.base.types import Graph, NodeDef, Tensor
 
 _OWN, _STATISTICS, _NORMALIZES_OWN = "_parallax_own", "_parallax_statistics", "_parallax_normalizes_own"
+
+
+FUSED_NORMALIZATIONS = frozenset(f"FusedBatchNorm{way}{kind}" for way in ("", "Grad") for kind in ("", "V2", "V3"))
 
 
 def sum_locally(x: Tensor, axes: Sequence[int]) -> Tensor:
@@ -61,6 +64,13 @@ def normalizing_locally() -> Iterator[None]:
     """A context in which fused normalizations use per-worker statistics; other ops are not affected."""
     with _mark(_NORMALIZES_OWN):
         yield
+
+
+def normalize_locally(graph: Graph) -> None:
+    """Marks the fused normalizations of a graph, and their gradients, to use per-worker statistics."""
+    for op in graph.get_operations():
+        if op.type in FUSED_NORMALIZATIONS:
+            op._set_attr(_NORMALIZES_OWN, attr_value_pb2.AttrValue(b=True))
 
 
 def is_normalized_locally(node: NodeDef) -> bool:

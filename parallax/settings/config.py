@@ -47,6 +47,8 @@ HOST_TIMEOUT_S = 30.0
 """How long a host may take to respond: an ssh login that queries other servers takes a few seconds."""
 AUTO = "auto"
 """The value of `stages` by which the planner chooses their number."""
+OWN = "own"
+"""The value of `batch_norm` for per-worker statistics."""
 COMPUTE_DTYPES = ("bfloat16",)
 """The element types of products that can be selected, besides their own type."""
 
@@ -60,7 +62,7 @@ def _wire_dtype(name: str, value: object) -> str | None:
 
 
 def _batch_norm(name: str, value: object) -> str:
-    return checks.one_of(name, value, ("global", "own"))
+    return checks.one_of(name, value, ("global", OWN))
 
 
 def _compute_dtype(name: str, value: object) -> str | None:
@@ -155,8 +157,8 @@ class Config:
         layouts: compute losses of a script's graph on the global batch. None: average gradients where that is
             impossible; the plan says why. True: refuse such a graph. False: always average.
         gather_limit: refuse a plan in which a step all-gathers more bytes, of tensors of known length.
-        batch_norm: statistics of the `global` batch or of each worker's `own`, whose moving averages are means. Keras
-            and `parallax.function` only.
+        batch_norm: statistics of the `global` batch or of each worker's `own`, whose moving averages are means. In a
+            graph of TF1, fused ones.
         overlap: a `run` returns when its fetches are computed, and updates overlap with the next one. Not with servers.
         compute_dtype: `bfloat16`: matrix products and convolutions in bfloat16, on CPUs with oneDNN.
         guard: compare workers now and then; a difference ends the job. Not with sync=False.

@@ -65,6 +65,18 @@ def test_a_race_without_a_lab_measures_all_systems_and_says_what_it_cannot_show(
     assert rounds == [(number, system) for number in "12" for system in (*systems, "alone")]
 
 
+@pytest.mark.rotates
+@pytest.mark.timeout(300)
+def test_normalizations_of_a_race_use_the_statistics_that_other_systems_use(race):
+    """Of each per-worker batch, so that losses of a convolutional network can be compared."""
+    sizes = ("size=8", "channels=4", "groups=2", "batch_size=6")
+    words = ("--systems", "parallax,horovod", "--rounds", "1")
+    status, stdout, stderr, results = race(*words, sizes=sizes, model="dense")
+    assert status == 0 and "WRONG" not in stdout, stdout + stderr
+    [one] = results.races
+    assert all(len(set(run.losses)) == len(run.losses) >= 9 for run in one.runs)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_in_the_twin_all_systems_take_the_accelerators_time_and_train_alike_with_real_values(race):

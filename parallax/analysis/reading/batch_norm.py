@@ -13,10 +13,9 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from parallax.base.types import DType, GraphDef, NodeDef, Tensor
-from parallax.graph.own_batch import average_locally, is_normalized_locally, mark_statistics
+from parallax.graph.own_batch import FUSED_NORMALIZATIONS, average_locally, is_normalized_locally, mark_statistics
 
-_FORWARD, _BACKWARD = (tuple(f"FusedBatchNorm{how}{kind}" for kind in ("", "V2", "V3")) for how in ("", "Grad"))
-_FUSED = frozenset([*_FORWARD, *_BACKWARD])
+_FORWARD = frozenset(name for name in FUSED_NORMALIZATIONS if "Grad" not in name)
 _AXES = (0, 1, 2)
 
 
@@ -43,7 +42,7 @@ def with_plain_normalizations(graph_def: GraphDef) -> tuple[GraphDef, dict[str, 
 
 
 def _is_fused(node: NodeDef) -> bool:
-    return node.op in _FUSED and node.attr["data_format"].s in (b"", b"NHWC")
+    return node.op in FUSED_NORMALIZATIONS and node.attr["data_format"].s in (b"", b"NHWC")
 
 
 def _expand(out: GraphDef, node: NodeDef) -> None:

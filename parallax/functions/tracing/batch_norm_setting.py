@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from parallax.base.types import KerasModel, Tensor
 from parallax.graph.own_batch import average_locally, mark_statistics, normalizing_locally, sum_locally
+from parallax.settings.config import OWN
 
-OWN = "own"
 _wanted: list[str] = []
 
 

@@ -63,6 +63,7 @@ def main() -> None:
     config = parallax.Config(
         routes={table.name: asked for table in model.tables} if is_route else {},
         overlap=asked == "overlap",
+        batch_norm="own",  # as the other systems, whose losses are compared
         wire_dtype=wire,
         workers=task.workers,
         sess_config=task.session_config(),
