@@ -49,6 +49,17 @@ def test_machines_and_the_command_line_are_those_of_a_job(graph, tmp_path, monke
     assert parallax.plan(graph, tmp_path / "machines").num_workers == 4
 
 
+def test_statistics_of_normalizations_follow_the_setting_of_each_call():
+    with tf.Graph().as_default() as built:
+        images = tf.placeholder(tf.float32, [None, 4, 4, 2])
+        scale, offset = tf.get_variable("scale", [2]), tf.get_variable("offset", [2])
+        loss = tf.reduce_mean(tf.square(tf.nn.fused_batch_norm(images, scale, offset)[0]))
+        tf.train.AdamOptimizer().minimize(loss)
+    for batch_norm in ("global", "own", "global", "own"):
+        notes = parallax.plan(built, parallax_config=parallax.Config(workers=2, batch_norm=batch_norm)).notes
+        assert any("statistics of the global batch" in note for note in notes) == (batch_norm == "global")
+
+
 def test_what_a_job_would_refuse_is_refused(graph):
     with pytest.raises(parallax.ConfigError, match="parallax_config must be a parallax.Config"):
         parallax.plan(graph, parallax_config={"workers": 2})

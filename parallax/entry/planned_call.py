@@ -14,7 +14,7 @@ from parallax.base.status_line import clear_status
 from parallax.base.types import Graph
 from parallax.cluster.machines import Cluster
 from parallax.cluster.profile_files import check_writable
-from parallax.graph.own_batch import normalize_locally
+from parallax.graph.own_batch import mark_normalizations
 from parallax.plans.plan import Plan
 from parallax.report.logger import log
 from parallax.report.plan_table import plan_table
@@ -70,8 +70,8 @@ def checked_call(
     requested = settings()
     config = merge_settings(replace(config), requested)  # checked again, and later assignments have no effect
     is_synchronous, config = resolve_sync(sync, config)
-    if config.batch_norm == OWN and graph is not None:
-        normalize_locally(graph)
+    if graph is not None:
+        mark_normalizations(graph, config.batch_norm == OWN)
     return Call(graph, resource_info, is_synchronous, config, replace(requested, compute_dtype=config.compute_dtype))
 
 

@@ -66,11 +66,15 @@ def normalizing_locally() -> Iterator[None]:
         yield
 
 
-def normalize_locally(graph: Graph) -> None:
-    """Marks the fused normalizations of a graph, and their gradients, to use per-worker statistics."""
+def mark_normalizations(graph: Graph, is_local: bool) -> None:
+    """Marks whether the fused normalizations of a graph, and their gradients, use per-worker statistics."""
     for op in graph.get_operations():
-        if op.type in FUSED_NORMALIZATIONS:
+        if op.type not in FUSED_NORMALIZATIONS:
+            continue
+        if is_local:
             op._set_attr(_NORMALIZES_OWN, attr_value_pb2.AttrValue(b=True))
+        elif _NORMALIZES_OWN in op.node_def.attr:  # of an earlier call
+            op._clear_attr(_NORMALIZES_OWN)
 
 
 def is_normalized_locally(node: NodeDef) -> bool:
