@@ -252,7 +252,8 @@ def _from_update(captured: CapturedGraph, node: str, state: StateOp, autodiff: s
         users = _before_merge(view, users)
         tensors = [view.inputs(e.node)[e.slot] for e in users]
         outside = tuple(dict.fromkeys(e.node for e in users))
-        return [GradientSource(part, tensors[0], tensors[1] if len(tensors) > 1 else None, outside, UPDATE_OP)]
+        found_by = BY_SCRIPT if captured.records else UPDATE_OP  # another gradient was recorded, so Parallax was there
+        return [GradientSource(part, tensors[0], tensors[1] if len(tensors) > 1 else None, outside, found_by)]
     tensors = [t for t in gradients if t is not None]
     takers = [edge.node for tensor in tensors for edge in view.consumers(tensor)]
     outside = tuple(dict.fromkeys(n for n in takers if n not in autodiff))

@@ -199,6 +199,21 @@ def test_rows_written_back_beside_a_recorded_gradient_are_not_one() -> None:
     assert [(s.part, s.found_by) for s in sources] == [("emb", "recorded"), ("w", "recorded")]
 
 
+def test_a_gradient_that_the_script_computes_beside_recorded_ones_is_no_unrecorded_one() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        emb, x = models.table(), models.ids(6)
+        w, y = v1.get_variable("w", [models.WIDTH, 1]), v1.placeholder(tf.float32, [6, 1])
+        rows = tf.nn.embedding_lookup(emb, x)
+        error = rows @ w - y
+        (gradient,) = tf.gradients(tf.reduce_mean(tf.square(error)), [emb])
+        by_hand = 2 / 6 * tf.matmul(rows, error, transpose_a=True)
+        v1.train.GradientDescentOptimizer(0.1).apply_gradients([(gradient, emb), (by_hand, w)])
+    found = analyse(graph)
+    assert {s.part: s.found_by for s in found.sources} == {"emb": "recorded", "w": "computed by the script"}
+    assert not any("not recorded" in note for note in found.spec.notes)
+
+
 def _written_from_the_batch(rows: int) -> None:
     models.two_lookups(rows, "Adagrad", False)
     w = v1.trainable_variables()[-1]
