@@ -40,7 +40,7 @@ from parallax.base.errors import GraphError, PlanError
 from parallax.base.types import Graph
 from parallax.cluster.plan_inputs import PlanInputs, read_measured
 from parallax.graph.batches import is_of_front_end
-from parallax.graph.garbage import cycles_wait
+from parallax.graph.garbage import without_collections
 from parallax.graph.spec import GradientSource, GraphSpec, spec_from_json, spec_to_json
 from parallax.plans.memory import PROFILE, MemoryPlan
 from parallax.plans.plan import PS, Layout, Plan, PlanConstraints
@@ -69,7 +69,7 @@ class AnalysedGraph:
         return spec_to_json(self.spec, self.sources)
 
 
-@cycles_wait
+@without_collections
 def analyse(
     graph: Graph,
     lazy_updates: bool = True,
@@ -134,7 +134,7 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
     return analyse(graph, config.lazy_updates, config.layouts, synchronous, config.batches_per_update)
 
 
-@cycles_wait
+@without_collections
 def analysed_as(
     graph: Graph, text: str, digest: str, lazy_updates: bool = True, synchronous: bool = True
 ) -> AnalysedGraph:
@@ -152,7 +152,7 @@ def analysed_as(
     return AnalysedGraph(captured, replace(spec, fingerprint=digest), sources)
 
 
-@cycles_wait
+@without_collections
 def plan_for(
     analysed: AnalysedGraph, layout: Layout, config: Config, synchronous: bool = True, hosts: Sequence[str] = ()
 ) -> Plan:

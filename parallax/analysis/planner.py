@@ -20,7 +20,7 @@ from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.analysis.routes.placement import place
 from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs
-from parallax.graph.garbage import cycles_wait
+from parallax.graph.garbage import without_collections
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec
 from parallax.plans.half_precision import WIRE_DTYPES
@@ -32,7 +32,7 @@ from parallax.plans.sum_methods import rules_text
 MEASURE = "measure the cluster with `parallax calibrate`"
 
 
-@cycles_wait
+@without_collections
 def make_plan(
     spec: GraphSpec, layout: Layout, constraints: PlanConstraints | None = None, measured: PlanInputs | None = None
 ) -> Plan:

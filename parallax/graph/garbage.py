@@ -16,11 +16,11 @@ _Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
 
 
-def cycles_wait(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
+def without_collections(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
     """Decorates a function so that the cyclic garbage collector is off while it runs, and restored afterwards."""
 
     @wraps(function)
-    def waiting(*args: _Given.args, **kwargs: _Given.kwargs) -> _Found:
+    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Found:
         was_on = gc.isenabled()
         gc.disable()
         try:
@@ -29,4 +29,4 @@ def cycles_wait(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
             if was_on:
                 gc.enable()
 
-    return waiting
+    return call

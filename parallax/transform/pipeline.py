@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from parallax.base.types import GraphDef
 from parallax.cluster.team_names import GROUP, STAGE
-from parallax.graph.garbage import cycles_wait
+from parallax.graph.garbage import without_collections
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.rewrites import Rewrites
@@ -148,7 +148,7 @@ def _keep_fetchable(editor: Editor) -> None:
                 editor.full_tensors.setdefault(f"{node}:{number}", editor.full_tensors.get(tensor, tensor))
 
 
-@cycles_wait
+@without_collections
 def transform(
     view: GraphView, rewrites: Rewrites, worker: Worker, remembers_rows: bool = False, overlaps: bool = False
 ) -> WorkerGraph:

@@ -148,3 +148,10 @@ def test_a_trace_has_the_waits_within_each_island(train, tmp_path):
     awaited = {(rank, int(other)) for rank, name in waits for other in re.findall(r"\d+", name)}
     assert awaited and all(any({rank, other} == island for island in islands) for rank, other in awaited)
     assert "Trace of steps 2 to 4" in (folder / "summary.txt").read_text()
+
+
+@pytest.mark.rotates
+def test_a_check_looks_through_a_script_in_islands(start, tmp_path):
+    words = (SCRIPT, "adam", f"count=2,every=2,{PLAIN}", 1, tmp_path / "none")
+    done = start("-m", "parallax.entry.cli", "check", "--workers", 4, *words).finish()
+    assert done.status == 0 and "A run by 4 workers would not be refused" in done.stdout, str(done)

@@ -4,21 +4,21 @@ import gc
 
 import pytest
 
-from parallax.graph.garbage import cycles_wait
+from parallax.graph.garbage import without_collections
 
 
-@cycles_wait
+@without_collections
 def searched() -> bool:
     return gc.isenabled()
 
 
-@cycles_wait
+@without_collections
 def searched_within() -> bool:
     searched()
     return gc.isenabled()
 
 
-@cycles_wait
+@without_collections
 def failing() -> None:
     raise ValueError("failed")
 

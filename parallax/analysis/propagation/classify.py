@@ -28,7 +28,7 @@ from parallax.analysis.reading.gradients import (
 from parallax.analysis.reading.row_reads import lookup_edges
 from parallax.base.errors import GraphError
 from parallax.graph.batches import length_by_step
-from parallax.graph.garbage import cycles_wait
+from parallax.graph.garbage import without_collections
 from parallax.graph.ops import ELEMENTWISE, state_op
 from parallax.graph.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
 from parallax.graph.view import EXAMPLES, GraphView, split_tensor
@@ -48,7 +48,7 @@ _LATE = (
 )
 
 
-@cycles_wait
+@without_collections
 def classify(captured: CapturedGraph, accumulate_steps: int = 1) -> tuple[GraphSpec, tuple[GradientSource, ...]]:
     """The spec of a graph, and the sources of its gradients.
 

@@ -25,14 +25,14 @@ from parallax.analysis.reading.lowering.function_bodies import Functions, functi
 from parallax.base.errors import GraphError, ParallaxError
 from parallax.graph.batches import is_of_script, is_partial_sum
 from parallax.graph.control_flow import branches_of
-from parallax.graph.garbage import cycles_wait
+from parallax.graph.garbage import without_collections
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import split_tensor
 from parallax.plans.rewrites import Placement, Rewrites, Table, TrainingMode
 
 
-@cycles_wait
+@without_collections
 def propagate(
     captured: CapturedGraph,
     sources: tuple[GradientSource, ...],

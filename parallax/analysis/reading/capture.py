@@ -37,7 +37,7 @@ from parallax.analysis.reading.row_reads import take_rows_of_variables
 from parallax.base.errors import GraphError
 from parallax.base.types import Graph, GraphDef, NodeDef, Variable
 from parallax.graph.batches import is_of_front_end, is_of_script
-from parallax.graph.garbage import cycles_wait
+from parallax.graph.garbage import without_collections
 from parallax.graph.row_updates import row_update_ops
 from parallax.graph.spec import OPEN_SHAPE, Part
 from parallax.graph.view import GraphView, Shape, split_tensor
@@ -142,7 +142,7 @@ class CapturedGraph:
         return self.fixed.shape(tensor) if self.fixed is not None and is_forward else self.view.shape(tensor)
 
 
-@cycles_wait
+@without_collections
 def capture(
     graph: Graph,
     digest: str | None = None,

@@ -144,7 +144,7 @@ def memory_plan(
     members = [("worker", rank, host) for rank, host in enumerate(plan.layout.host_by_rank)]
     members += [("server", number, host) for number, host in enumerate(plan.servers)]
     all_write = any(one.route in (ALLTOALL, PS) for one in variables)
-    moved = [count_moved(kind, number, all_write, chunk_bytes) for kind, number, _ in members]
+    moved = [count_moved_bytes(kind, number, all_write, chunk_bytes) for kind, number, _ in members]
     series = [_series(variables, live, kind, number, m) for (kind, number, _), m in zip(members, moved, strict=True)]
     uses = [
         _make_process_use(variables, one, member, fixed.base_bytes) for one, member in zip(series, members, strict=True)
@@ -217,7 +217,7 @@ class _Series:
         return float(self.gradients[peak]), float(self.activations[peak] + self.of_batch[peak])
 
 
-def count_moved(kind: str, number: int, all_write: bool, chunk_bytes: int) -> float:
+def count_moved_bytes(kind: str, number: int, all_write: bool, chunk_bytes: int) -> float:
     """A process's maximum memory for rows in transfer to a checkpoint: each worker writes a share of sharded rows."""
     writes = kind == "worker" and (all_write or number == 0)
     return float((_CHUNKS_READ + _CHUNKS_WRITTEN) * chunk_bytes) if writes else 0.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from parallax.analysis.routes.count_touched import touched_of
 from parallax.analysis.routes.memory import footprint
-from parallax.analysis.whatif.memory import FixedMemory, HostMemory, compare_with_hosts, count_moved
+from parallax.analysis.whatif.memory import FixedMemory, HostMemory, compare_with_hosts, count_moved_bytes
 from parallax.base.errors import NotEnoughMemory
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.spec import GraphSpec
@@ -121,7 +121,7 @@ def staged_memory_plan(
     uses, growth = [], []
     for rank, host in enumerate(plan.layout.host_by_rank):
         one = stages[plan.grid.place(rank)[1]]
-        moved = count_moved("worker", rank, True, chunk_bytes)
+        moved = count_moved_bytes("worker", rank, True, chunk_bytes)
         values, slots, buffers = round(one.values), round(one.slots), round(one.buffers)
         kept, base_bytes = examples * one.activations, fixed.base_bytes
         uses.append(ProcessUse("worker", rank, host, values, slots, buffers, round(moved), kept, base_bytes))

@@ -29,7 +29,7 @@ from parallax.runtime.trace.options import MERGED, SUMMARY, TraceOptions, rank_f
 from parallax.runtime.trace.rows import RankTrace, correct_times, rank_trace
 from parallax.runtime.trace.stage_passes import (
     StagePasses,
-    add_predicted,
+    add_predictions,
     count_alive_bytes,
     find_passes,
     merge_runs,
@@ -153,7 +153,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if rank == 0:
             stages: Iterable[str] = ()
             if self._plan.stages:
-                passes = add_predicted([trace.passes for trace in traces], self._plan)
+                passes = add_predictions([trace.passes for trace in traces], self._plan)
                 traces = [replace(trace, passes=found) for trace, found in zip(traces, passes, strict=True)]
                 stages = stage_lines(passes, self._plan)
             text = summary(traces, (self._options.first, self._options.last), stages)

@@ -34,7 +34,7 @@ class HasTimes(Protocol):
         """Its end."""
 
 
-_Interval = TypeVar("_Interval", bound=HasTimes)
+_WithTimes = TypeVar("_WithTimes", bound=HasTimes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,9 @@ def rank_trace(
     return RankTrace(rank, host, offset, tuple(times), tuple(spans), collectives, tuple(waited), servers)
 
 
-def lanes(ops: Iterable[_Interval]) -> list[list[_Interval]]:
+def lanes(ops: Iterable[_WithTimes]) -> list[list[_WithTimes]]:
     """Distributes ops over as few rows as possible, so that ops of a row do not overlap."""
-    op_lanes: list[list[_Interval]] = []
+    op_lanes: list[list[_WithTimes]] = []
     for op in sorted(ops, key=lambda op: (op.start_us, op.end_us, op.name)):
         free = next((lane for lane in op_lanes if lane[-1].end_us <= op.start_us), None)
         if free is None:

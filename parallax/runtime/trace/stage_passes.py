@@ -125,7 +125,7 @@ def merge_runs(runs: Sequence[Step]) -> tuple[Step, ...]:
     )
 
 
-def add_predicted(passes: Sequence[StagePasses], plan: Plan) -> list[StagePasses]:
+def add_predictions(passes: Sequence[StagePasses], plan: Plan) -> list[StagePasses]:
     """The passes of all workers with the predicted ones, which begin with the first measured pass of a step.
 
     Args:

@@ -16,7 +16,7 @@ from parallax.runtime.trace.ops import COMPUTE, PULL, PUSH, Op, Step, kind_of
 from parallax.runtime.trace.rows import rank_trace
 from parallax.runtime.trace.stage_passes import (
     StagePasses,
-    add_predicted,
+    add_predictions,
     count_alive_bytes,
     find_passes,
     merge_runs,
@@ -98,7 +98,7 @@ def test_predicted_passes_begin_with_the_step_and_are_drawn_beside_the_measured(
     plan = staged_plan(TURNS, 1e-3)
     runs = [micro_batch(step, number, 5000 * step + 1000 * number, gradient) for step in (3, 4) for number in (0, 1)]
     passes = [StagePasses(stage, find_passes(runs, view, autodiff)) for stage in (0, 1)]
-    found = add_predicted(passes, plan)
+    found = add_predictions(passes, plan)
     assert [(one.name, one.step, one.start_us, round(one.end_us)) for one in found[1].predicted] == [
         ("forward 0", 3, 15000, 15100),
         ("backward 0", 3, 15200, 15500),

@@ -49,7 +49,7 @@ def infer_shapes(graph_def: GraphDef) -> GraphDef:
             attributes[shapes] = _make_attribute(shapes)
         if shapes:
             node.attr[_SHAPES].CopyFrom(attributes[shapes])
-    _place_colocated(inferred)
+    _copy_colocated_devices(inferred)
     return inferred
 
 
@@ -67,7 +67,7 @@ def _make_attribute(shapes: tuple[_Dims, ...]) -> AttrValue:
     return attribute
 
 
-def _place_colocated(graph_def: GraphDef) -> None:
+def _copy_colocated_devices(graph_def: GraphDef) -> None:
     """Gives an op that is colocated with others the device of the first that has one, as `tf.import_graph_def` does."""
     nodes_by_name = {node.name: node for node in graph_def.node}
     places_by_node = {}
