@@ -70,7 +70,7 @@ def checked_call(
     requested = settings()
     config = merge_settings(replace(config), requested)  # checked again, and later assignments have no effect
     is_synchronous, config = resolve_sync(sync, config)
-    if graph is not None:
+    if hasattr(graph, "get_operations"):  # the analysis refuses anything else
         mark_normalizations(graph, config.batch_norm == OWN)
     return Call(graph, resource_info, is_synchronous, config, replace(requested, compute_dtype=config.compute_dtype))
 

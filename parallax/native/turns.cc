@@ -58,6 +58,7 @@ class Turns {
     std::lock_guard<std::mutex> hold(mutex_);
     for (Queue* queue : queues) queue->runs.push_back(run);
     held_[run] = queues;
+    deliveries_[run];  // until Forget
   }
 
   // Calls back when it is the run's turn; at once if it is not in the queue.
@@ -92,10 +93,12 @@ class Turns {
       }
       held_.erase(run);
       if (!error.empty() && failure_.empty()) failure_ = error;
-      Delivery& delivery = deliveries_[run];
-      delivery.is_over = true;
-      delivery.error = error;
-      if (delivery.came) next.push_back(std::move(delivery.came));
+      const auto found = deliveries_.find(run);
+      if (found != deliveries_.end()) {  // otherwise its values have been collected
+        found->second.is_over = true;
+        found->second.error = error;
+        if (found->second.came) next.push_back(std::move(found->second.came));
+      }
     }
     for (Callback& one : next) one();
   }
@@ -104,10 +107,11 @@ class Turns {
     Callback came;
     {
       std::lock_guard<std::mutex> hold(mutex_);
-      Delivery& delivery = deliveries_[run];
-      delivery.tensors = std::move(tensors);
-      delivery.is_there = true;
-      came = std::move(delivery.came);
+      const auto found = deliveries_.find(run);
+      if (found == deliveries_.end()) return;  // an interrupt has ended the call that would collect them
+      found->second.tensors = std::move(tensors);
+      found->second.is_there = true;
+      came = std::move(found->second.came);
     }
     if (came) came();
   }

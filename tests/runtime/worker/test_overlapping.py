@@ -317,6 +317,27 @@ def test_a_run_that_fails_afterwards_fails_the_next_one_and_then_it_goes_on(batc
     model.direct.settle()
 
 
+def test_a_failure_that_is_reported_late_does_not_fail_runs_after_it_is_raised(
+    batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Failing(batches)
+    end = overlapping._native().parallax_turns_end
+
+    def end_late(run: int, error: bytes) -> None:
+        time.sleep(0.2)
+        end(run, error)
+
+    monkeypatch.setattr(overlapping._native(), "parallax_turns_end", end_late)
+    model.fails = True
+    model.step(next(batches))
+    with pytest.raises(tf.errors.OpError, match="lost gradient"):
+        model.session.run(STEP)
+    time.sleep(0.3)
+    model.fails = False
+    assert np.isfinite(model.step(next(batches))[1])
+    model.direct.settle()
+
+
 def test_fetches_of_ops_alone_give_nothing_and_are_counted(batches: Any) -> None:
     model = Model(nothing)
     for _ in range(20):

@@ -299,11 +299,11 @@ def _fly(
         ready.call(*values, np.int64(number), run_metadata=run_metadata)
     except BaseException as error:
         tell(error)
-        flight.done.set_exception(error)
         _native().parallax_turns_end(number, str(error).encode(errors="replace") or b"unknown")
+        flight.done.set_exception(error)  # last: who waits for it resets the turns, for runs to come
     else:
-        flight.done.set_result(None)
         _native().parallax_turns_end(number, b"")
+        flight.done.set_result(None)
 
 
 def is_meeting(op: str) -> bool:
