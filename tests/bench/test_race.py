@@ -68,9 +68,9 @@ def test_a_race_without_a_lab_measures_all_systems_and_says_what_it_cannot_show(
 @pytest.mark.rotates
 @pytest.mark.timeout(300)
 def test_normalizations_of_a_race_use_the_statistics_that_other_systems_use(race):
-    """Of each per-worker batch, so that losses of a convolutional network can be compared."""
+    """Of each per-worker batch, so that losses of a convolutional network can be compared; workers share a host."""
     sizes = ("size=8", "channels=4", "groups=2", "batch_size=6")
-    words = ("--systems", "parallax,horovod", "--rounds", "1")
+    words = ("--systems", "parallax,horovod,tf-ps", "--rounds", "1", "--hosts", "1", "--workers", "2")
     status, stdout, stderr, results = race(*words, sizes=sizes, model="dense")
     assert status == 0 and "WRONG" not in stdout, stdout + stderr
     [one] = results.races

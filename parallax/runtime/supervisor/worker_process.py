@@ -110,7 +110,8 @@ def start_worker(order: WorkerOrder, is_forked: bool) -> WorkerProcess:
     """
     if is_forked:
         with contextlib.suppress(OSError):  # for example where security modules allow no abstract sockets
-            return ForkedWorker(order, lambda output: connect_to_server(order.environment, output))
+            name = server_name(order.environment[JOB_ID])
+            return ForkedWorker(order, lambda output: connect_to_server(name, FORK_SERVER, order.environment, output))
     return SpawnedWorker(order)
 
 
@@ -284,17 +285,20 @@ class ServerConnection:
         self.is_closed = True
 
 
-def connect_to_server(environment: Mapping[str, str], output: tuple[int, int]) -> ServerConnection:
-    """Connects to the job's fork server on this host, and starts it if there is none.
+def connect_to_server(
+    name: str, program: Sequence[str], environment: Mapping[str, str], output: tuple[int, int]
+) -> ServerConnection:
+    """Connects to a fork server on this host, and starts it if there is none.
 
     Args:
+        name: of its abstract socket.
+        program: arguments of its interpreter, without the descriptor of its socket, which follows them.
         environment: of a worker.
         output: descriptors for standard output and errors of the server, if this process starts it.
 
     Raises:
         OSError: it cannot be started, or does not accept this process.
     """
-    name = server_name(environment[JOB_ID])
     deadline_s = time.monotonic() + _PATIENCE_S
     started: subprocess.Popen[bytes] | None = None
     while True:
@@ -305,7 +309,7 @@ def connect_to_server(environment: Mapping[str, str], output: tuple[int, int]) -
             connected.close()
             if time.monotonic() > deadline_s:
                 raise
-            started = _start_server(name, environment, output)
+            started = _start_server(name, program, environment, output)
             if started is None:  # another supervisor does, at this moment
                 time.sleep(_PAUSE_S)
         else:
@@ -334,7 +338,9 @@ def check_peer(connected: socket.socket) -> int:
     return int(pid)
 
 
-def _start_server(name: str, environment: Mapping[str, str], output: tuple[int, int]) -> subprocess.Popen[bytes] | None:
+def _start_server(
+    name: str, program: Sequence[str], environment: Mapping[str, str], output: tuple[int, int]
+) -> subprocess.Popen[bytes] | None:
     """Starts a fork server; None if another process has the name already."""
     shared = {name: value for name, value in environment.items() if not _OF_ONE_RANK.match(name)}
     with socket.socket(socket.AF_UNIX) as listening:
@@ -344,7 +350,7 @@ def _start_server(name: str, environment: Mapping[str, str], output: tuple[int, 
             return None
         # Not tied to this process, which may end before the host's other workers: the server sees its connection end.
         return subprocess.Popen(
-            [sys.executable, *FORK_SERVER, str(listening.fileno())],
+            [sys.executable, *program, str(listening.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=output[0],
             stderr=output[1],

@@ -73,14 +73,19 @@ def _has_one_thread() -> bool:
 
 def import_for_workers() -> None:
     """Imports the modules that workers of this process's settings need."""
+    serves = settings().without_keras
+    with keras_left_out() if serves else contextlib.nullcontext():
+        import_modules(_SERVED if serves else _SCRIPTED)
+
+
+def import_modules(modules: Sequence[str]) -> None:
+    """Imports modules with MPI's library loaded, and MPI not initialized."""
     # Before TensorFlow: both carry hwloc, and MPI must find its own. The module itself would initialize MPI.
     spec = importlib.util.find_spec("mpi4py.MPI")
     if spec is not None and spec.origin is not None:
         ctypes.CDLL(spec.origin)
-    serves = settings().without_keras
-    with keras_left_out() if serves else contextlib.nullcontext():
-        for module in _SERVED if serves else _SCRIPTED:
-            import_module(module)
+    for module in modules:
+        import_module(module)
 
 
 class ForkOrder(NamedTuple):

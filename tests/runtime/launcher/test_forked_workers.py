@@ -17,7 +17,7 @@ from parallax.runtime.launcher.early_server import end_early_server, start_early
 from parallax.runtime.launcher.job import Job, worker_variables
 from parallax.runtime.launcher.mpirun import mpirun_environment, this_launcher
 from parallax.runtime.supervisor import worker_process
-from parallax.runtime.supervisor.processes import GONE, processes_with, vitals_of
+from parallax.runtime.supervisor.processes import GONE, JOB_ID, processes_with, vitals_of
 from parallax.runtime.supervisor.worker_process import (
     NUMBER,
     WORKER,
@@ -228,7 +228,8 @@ def test_a_worker_is_a_new_interpreter_where_no_server_can_be_reached(monkeypatc
         raise PermissionError
 
     monkeypatch.setattr(worker_process, "connect_to_server", refuse)
-    worker = start_worker(WorkerOrder(("-c", "import sys; sys.exit(4)"), dict(os.environ), None, ()), is_forked=True)
+    environment = {**os.environ, JOB_ID: "job"}
+    worker = start_worker(WorkerOrder(("-c", "import sys; sys.exit(4)"), environment, None, ()), is_forked=True)
     assert worker.wait() == 4
 
 

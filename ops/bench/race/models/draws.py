@@ -27,7 +27,9 @@ class Uniform:
 
         full = list(partition_info.full_shape) if partition_info is not None else list(shape)
         dtype = dtype or tf.float32
-        whole = tf.random.stateless_uniform(full, self._seed, -self._bound, self._bound, dtype)
+        # Not a constant, which TensorFlow would fold into initial values that the session holds from then on.
+        seed = tf.compat.v1.placeholder_with_default(self._seed, [2])
+        whole = tf.random.stateless_uniform(full, seed, -self._bound, self._bound, dtype)
         if full == list(shape):
             return whole
         return tf.slice(whole, list(partition_info.var_offset), list(shape))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ops.bench.race.forked import forked
 from ops.bench.race.place import ROOT, Place
 from ops.bench.race.turns import Task
 
@@ -78,3 +79,9 @@ def python_of(root: Path) -> str:
 def script(task: Task, *words: str, root: Path = ROOT) -> tuple[str, ...]:
     """The command line of a process that runs the system's script, of a checkout."""
     return (python_of(root), "-m", module_of(task.system), str(task.file), *words)
+
+
+def script_of_worker(place: Place, task: Task, *words: str) -> tuple[str, ...]:
+    """The command line of a plain system's server or worker, which a host of several forks from one process."""
+    python, *program = script(task, *words)
+    return (python, *(forked(tuple(program)) if task.workers > len(place.hosts) else program))

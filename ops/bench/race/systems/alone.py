@@ -6,14 +6,14 @@ import sys
 from collections.abc import Iterator
 
 from ops.bench.race.place import Place
-from ops.bench.race.systems import Command, script
+from ops.bench.race.systems import Command, script_of_worker
 from ops.bench.race.turns import Task, Turns, task_of_this_process
 
 
 def commands(place: Place, task: Task) -> Iterator[Command]:
     """One process a worker."""
     for rank in range(task.workers):
-        yield Command(place.hosts[rank * len(place.hosts) // task.workers], script(task, str(rank)))
+        yield Command(place.hosts[rank * len(place.hosts) // task.workers], script_of_worker(place, task, str(rank)))
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ops.bench.race.place import Place, mpirun_options
-from ops.bench.race.systems import Command, script
+from ops.bench.race.systems import Command, script_of_worker
 from ops.bench.race.turns import Task, Turns, task_of_this_process
 from parallax.runtime.launcher.mpirun import find_mpirun
 
@@ -32,7 +32,8 @@ def commands(place: Place, task: Task) -> Iterator[Command]:
         if own:
             options += ["--prefix", prefix]
             environment["OPAL_PREFIX"] = prefix
-    yield Command(place.hosts[0], (mpirun, *options, "-np", str(task.workers), *script(task)), environment)
+    worker = script_of_worker(place, task)
+    yield Command(place.hosts[0], (mpirun, *options, "-np", str(task.workers), *worker), environment)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 from ops.bench.race.models import Table
 from ops.bench.race.place import Place
-from ops.bench.race.systems import Command, script
+from ops.bench.race.systems import Command, script_of_worker
 from ops.bench.race.turns import Task, Turns, task_of_this_process, wait_for_file, write_json, write_task_with
 from parallax.runtime.supervisor.preload import LIBRARY
 
@@ -46,9 +46,9 @@ def commands(place: Place, task: Task) -> Iterator[Command]:
     at = [f"{place.address(host)}:{port}" for host, port in zip([*place.hosts, *by_rank], ports, strict=True)]
     write_task_with(task, ps=at[: len(place.hosts)], worker=at[len(place.hosts) :])
     for number, host in enumerate(place.hosts):
-        yield Command(host, script(task, "ps", str(number)), _environment(place, host), is_server=True)
+        yield Command(host, script_of_worker(place, task, "ps", str(number)), _environment(place, host), is_server=True)
     for rank, host in enumerate(by_rank):
-        yield Command(host, script(task, "worker", str(rank)), _environment(place, host))
+        yield Command(host, script_of_worker(place, task, "worker", str(rank)), _environment(place, host))
 
 
 def main() -> None:

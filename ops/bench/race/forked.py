@@ -1,0 +1,75 @@
+"""Processes of a race's systems that share the memory of their imports: a host forks them from one interpreter.
+
+    python -m ops.bench.race.forked MODULE WORDS...
+
+Runs a module as `python -m MODULE WORDS...` would, in a process that the host's fork server forks
+(`parallax.runtime.worker.fork_server`, which forks Parallax's own workers too). The first process of a host starts the
+server, which has imported TensorFlow and Horovod, and nothing of Parallax's front end. So 48 workers of a plain system
+fit into the memory of one machine.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from pathlib import Path
+
+from parallax.runtime.supervisor.worker_process import (
+    ForkedWorker,
+    WorkerOrder,
+    WorkerProcess,
+    connect_to_server,
+    server_name,
+)
+
+_SERVE = "--serve"
+_SERVER = ("-m", "ops.bench.race.forked", _SERVE)
+_PIECE = 1 << 16
+
+
+def forked(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of an interpreter, `-m MODULE WORDS...`, so that a fork server's process runs the module."""
+    return ("-m", "ops.bench.race.forked", *words[1:])
+
+
+def main() -> int:
+    """Runs a module in a forked process, relays its output, and returns its exit status."""
+    module, *words = sys.argv[1:]
+    environment = dict(os.environ)
+    name = server_name(Path(words[0]).parent.name)  # the system's folder: of this race, and this start
+    order = WorkerOrder(("-m", module, *words), environment, None, ())
+    worker = ForkedWorker(order, lambda output: connect_to_server(name, _SERVER, environment, output))
+    _relay(worker)
+    status = worker.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _relay(worker: WorkerProcess) -> None:
+    """Copies standard output and errors until the worker and all that it has started have closed them."""
+    outputs = {worker.streams["stdout"]: 1, worker.streams["stderr"]: 2}
+    while outputs:
+        for fd in select.select(list(outputs), [], [])[0]:
+            data = os.read(fd, _PIECE)
+            if data:
+                os.write(outputs[fd], data)
+            else:
+                del outputs[fd]
+
+
+def serve(listening: socket.socket) -> None:
+    """Forks processes until none is left; in each of them, runs its module."""
+    from parallax.runtime.worker.fork_server import ForkServer, import_modules
+
+    import_modules(("numpy", "tensorflow", "horovod.tensorflow"))
+    order = ForkServer(listening).serve()
+    if order is not None:
+        order.become()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == _SERVE:
+        serve(socket.socket(fileno=int(sys.argv[2])))
+    else:
+        sys.exit(main())
