@@ -39,7 +39,12 @@ def by_an_optimizer(of_examples: Any, w: Any) -> Any:
     return v1.group(rule.apply_gradients([(tf.reduce_mean(of_examples, 0), w)]), name="train")
 
 
-@pytest.mark.parametrize("write", [over_deviations, clipped, decayed, by_signs, as_it_is, by_an_optimizer])
+def by_momentum(of_examples: Any, w: Any) -> Any:
+    momentum = v1.get_variable("momentum", [6], F, use_resource=True, trainable=False)
+    return w.assign_sub(0.1 * momentum.assign(0.9 * momentum + tf.reduce_mean(of_examples, 0)))
+
+
+@pytest.mark.parametrize("write", [over_deviations, clipped, decayed, by_signs, as_it_is, by_an_optimizer, by_momentum])
 def test_what_a_script_writes_from_its_examples_is_of_the_global_batch(write: Any) -> None:
     def build(rows: int | None) -> Any:
         x, y = v1.placeholder(F, [rows, 6], name="x"), v1.placeholder(F, [rows], name="y")

@@ -365,12 +365,6 @@ def test_steps_of_a_loop_reduce_their_gradients():
     assert note.endswith("in each iteration: bytes are those of one iteration")
 
 
-def by_a_jacobian(dense, x, y, update):
-    with tf.GradientTape() as tape:
-        each = tf.reduce_mean(tf.square(dense(x) - y), 1)
-    update([tf.reduce_mean(one, 0) for one in tape.jacobian(each, dense.trainable_variables)])
-
-
 def with_a_metric(made, write):
     metric = made()
 
@@ -391,7 +385,6 @@ def returned(metric, loss):
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (by_a_jacobian, "a tape's jacobian"),
         (
             with_a_metric(keras.metrics.Mean, returned),
             r"returns a value computed from .*result\(\) of the script covers all",

@@ -101,3 +101,57 @@ def test_patches_of_images_gather_nothing():
 @pytest.mark.parametrize("name", GATHERED)
 def test_entries_of_other_examples_are_gathered(name):
     check(dense, GATHERED[name], X, are_gathered=True)
+
+
+class PerExampleGradients(keras.Model):
+    """Clips the gradient of each example, as differentially private training does."""
+
+    def __init__(self, find_gradients):
+        super().__init__()
+        self.dense, self.find_gradients = layers.Dense(1), find_gradients
+        self.dense.build([None, 6])
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        weights = self.dense.trainable_variables
+        gradients = self.find_gradients(self.dense, *data)
+        squares = tf.add_n([tf.reduce_sum(tf.reshape(one, [tf.shape(one)[0], -1]) ** 2, 1) for one in gradients])
+        scales = tf.minimum(1.0, 0.3 / tf.sqrt(squares))
+        count = tf.cast(tf.size(scales), tf.float32)
+        means = [tf.einsum("b,b...->...", scales, one) / count for one in gradients]
+        self.optimizer.apply_gradients(zip(means, weights, strict=True))
+        return {"scale": tf.reduce_mean(scales)}
+
+
+def by_jacobian(dense, x, y):
+    with tf.GradientTape() as tape:
+        losses = tf.reduce_sum(tf.square(dense(x) - y), 1)
+    return tape.jacobian(losses, dense.trainable_variables)
+
+
+def by_map(dense, x, y):
+    def find_gradient(example):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(dense(example[0][None]) - example[1]))
+        return tape.gradient(loss, dense.trainable_variables)
+
+    return tf.vectorized_map(find_gradient, (x, y))
+
+
+def beside_recorded_ones(dense, x, y):
+    with tf.GradientTape(persistent=True) as tape:
+        losses = tf.reduce_sum(tf.square(dense(x) - y), 1)
+    of_kernel = tape.jacobian(losses, dense.kernel)
+    return [of_kernel * (1.0 + tf.norm(tape.gradient(losses, dense.bias))), losses[:, None]]
+
+
+@pytest.mark.parametrize("find_gradients", [by_jacobian, by_map, beside_recorded_ones])
+def test_updates_by_gradients_of_single_examples_are_exact(find_gradients):
+    def make(train):
+        made = PerExampleGradients(find_gradients)
+        made.compile(keras.optimizers.Adam(0.05))
+        return made, train(made, X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+
+    assert difference(outcome(functools.partial(fit_by, 3), make), outcome(fit_plainly, make)) <= MOST

@@ -149,9 +149,8 @@ def _check_trains(captured: CapturedGraph, updates: Set[str]) -> None:
         raise GraphError("The graph has no trainable variable. Build the model before calling parallel_run.")
     raise GraphError(
         f"None of the {len(trainable)} trainable variables ({', '.join(sorted(trainable)[:5])}) is updated from its "
-        "gradient. Call optimizer.minimize (or apply_gradients) before parallel_run. Gradients from a tape's "
-        "jacobian, from tf.vectorized_map or inside a function that is not traced here are not recognized: take the "
-        "gradients of a mean over the batch instead."
+        "gradient. Call optimizer.minimize (or apply_gradients) before parallel_run. Gradients that a script computes "
+        "without tf.gradients or a tape's gradient need a batch whose first dimension is open (None)."
     )
 
 

@@ -49,14 +49,18 @@ def find_gradients(captured: CapturedGraph) -> tuple[GradientSource, ...]:
         # Besides an update from the recorded gradient, only an optimizer uses another one that autodiff has made.
         if part not in accounted or (state.kind == "apply" and sources_of_update[0].found_by == NAME_SCOPE):
             sources += sources_of_update
-    return tuple(dict.fromkeys(sources or _find_computed_gradients(captured)))
+    if not gradient_updates(captured, tuple(sources)):
+        sources += _find_computed_gradients(captured)
+    return tuple(dict.fromkeys(sources))
 
 
 def _find_computed_gradients(captured: CapturedGraph) -> list[GradientSource]:
-    """What a script without autodiff writes to trained variables from the batch, where layouts tell what that is."""
+    """What a script whose updates use no recorded gradient writes to trained variables from the batch, by layouts."""
     view, initializers = captured.view, {one.initializer for one in captured.variables.values()}
-    sources = []
-    for node in batch_by_node(view) if captured.by_layouts else ():
+    sources: list[GradientSource] = []
+    if not captured.by_layouts:
+        return sources
+    for node in _follow(captured, list(batch_by_node(view)), partial(_reads_after, captured)):
         state = state_op(view.op(node), len(view.inputs(node)))
         if state is None or state.kind not in ("assign", "delta") or state.value is None or node in initializers:
             continue
@@ -169,17 +173,20 @@ def _find_reached(
     captured: CapturedGraph, sources: tuple[GradientSource, ...], reads_after: Callable[[str], list[str]]
 ) -> frozenset[str]:
     """The nodes that a gradient reaches through tensors, and from writing nodes through `reads_after`."""
-    view = captured.view
-    waiting = [node for source in sources for node in source.outside]
-    reached_nodes = set(waiting)
+    return frozenset(_follow(captured, [node for source in sources for node in source.outside], reads_after))
+
+
+def _follow(captured: CapturedGraph, waiting: list[str], reads_after: Callable[[str], list[str]]) -> dict[str, None]:
+    """Some nodes and those that they reach, in the order in which they are found; `waiting` is emptied."""
+    view, reached_nodes = captured.view, dict.fromkeys(waiting)
     while waiting:
         node = waiting.pop()
         takers = [e.node for t in view.outputs(node) for e in view.consumers(t) if not _decides(view, e)]
         for taker in (*takers, *reads_after(node)):
             if taker not in reached_nodes:
-                reached_nodes.add(taker)
+                reached_nodes[taker] = None
                 waiting.append(taker)
-    return frozenset(reached_nodes)
+    return reached_nodes
 
 
 def _decides(view: GraphView, edge: Edge) -> bool:
