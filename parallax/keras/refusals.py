@@ -17,10 +17,6 @@ _EAGER = (
     "{what} is set, but Parallax runs the steps of a model as graphs and cannot call Python in each step. Remove it, "
     "and debug the script without Parallax."
 )
-_SYNCHRONIZED = (
-    "{layer} has synchronized=True, which is for the replicas of tf.distribute. Remove it: workers normalize by the "
-    "global batch without it."
-)
 _STRATEGY = (
     "The model was created in the scope of {strategy}. Create it outside of any tf.distribute strategy: Parallax's "
     "workers are the replicas."
@@ -60,8 +56,6 @@ def check_model(model: KerasModel) -> None:
     if getattr(model, "_distribute_strategy", None) is not None or tf.distribute.has_strategy():
         raise GraphError(_STRATEGY.format(strategy=type(model.distribute_strategy).__name__))
     for layer in model._flatten_layers():
-        if getattr(layer, "synchronized", False):
-            raise GraphError(_SYNCHRONIZED.format(layer=f"The layer {layer.name!r}"))
         if isinstance(layer, library_of(model).RNN) and layer.stateful:
             raise GraphError(_STATEFUL.format(layer=layer.name))
     for one in tf.nest.flatten(getattr(model, "inputs", None) or []):

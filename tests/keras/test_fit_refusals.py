@@ -59,7 +59,6 @@ def _of_class(kind):
 
 REFUSED = {
     "run_eagerly=True is set": lambda: model(run_eagerly=True),
-    "has synchronized=True": lambda: model(layers.BatchNormalization(synchronized=True)),
     "in the scope of MirroredStrategy": _in_a_strategy,
     "calls Python code by PyFunc": lambda: _of_class(CallsPython),
     "has stateful=True": lambda: _of_fixed_batches(layers.RepeatVector(2), layers.LSTM(2, stateful=True)),

@@ -53,6 +53,12 @@ def normalized():
     return keras.Sequential([keras.Input((5,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(1)])
 
 
+def synchronized():
+    """As one process computes, in which there is nothing to synchronize."""
+    normalization = layers.BatchNormalization(synchronized=True)
+    return keras.Sequential([keras.Input((5,)), layers.Dense(4, use_bias=False), normalization, layers.Dense(1)])
+
+
 def normalized_table():
     first = [keras.Input((5,), dtype="int32"), layers.Embedding(40, 4), layers.GlobalAveragePooling1D()]
     return keras.Sequential([*first, layers.BatchNormalization(), layers.Dense(1, activation="sigmoid")])
@@ -179,13 +185,14 @@ def test_workers_without_examples_count_for_nothing(model, loss, x, size):
     check(made, size)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_fused_normalization_is_over_the_global_batch(size):
+@pytest.mark.parametrize(("size", "is_synchronized"), [(2, False), (3, False), (2, True)])
+def test_a_normalization_of_the_older_keras_is_over_the_global_batch(size, is_synchronized):
     old = tf_keras.layers
+    normalization = functools.partial(old.BatchNormalization, synchronized=is_synchronized)
 
     def make(train):
         tf_keras.utils.set_random_seed(3)
-        model = tf_keras.Sequential([old.Input((8, 8, 3)), old.Conv2D(4, 3), old.BatchNormalization(), old.Flatten()])
+        model = tf_keras.Sequential([old.Input((8, 8, 3)), old.Conv2D(4, 3), normalization(), old.Flatten()])
         model.add(old.Dense(3))
         model.compile(tf_keras.optimizers.SGD(0.1), tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return model, train(model, IMAGES, CLASSES, batch_size=8, epochs=2, shuffle=False, verbose=0).history
@@ -193,6 +200,10 @@ def test_a_fused_normalization_is_over_the_global_batch(size):
     plain = outcome(lambda model, *args, **kwargs: plain_fit_of(model)(model, *args, **kwargs), make)
     found = outcome(functools.partial(fit_by, size), make)
     assert max(difference(found[name], plain[name]) for name in plain) <= MOST
+
+
+def test_synchronized_normalizations_are_those_of_one_process():
+    check(fitted(synchronized, "mse", held_out=True))
 
 
 def test_convolutions_are_normalized_over_the_global_batch():
