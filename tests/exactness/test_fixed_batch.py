@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -387,3 +388,39 @@ def test_lookups_whose_shapes_have_two_types_give_one_gradient() -> None:
         return opt.apply_gradients([(kept, emb)])
 
     assert tried(build, {"ids": lambda rng, rows: rng.randint(0, 13, [rows])}, is_open=False).kind == "equal"
+
+
+FOUND_BY_LENGTH: dict[str, Callable[[Any, int], Any]] = {
+    "a mean of all pairs": lambda v, n: tf.reduce_sum(tf.square(v[:, None] - v[None])) / (n * (n - 1)),
+    "a variance without bias": lambda v, n: tf.reduce_sum(tf.square(v - tf.reduce_mean(v))) / (n - 1),
+    "a corrected variance": lambda v, n: tf.sqrt(tf.math.reduce_variance(v) * (n / (n - 1))),
+    "a sum by the root": lambda v, n: tf.reduce_sum(tf.sin(v)) / n**0.5,
+    "a mean in logarithms": lambda v, n: tf.square(tf.reduce_logsumexp(v) - math.log(n)),
+    "the last example": lambda v, n: tf.square(v[n - 1]) + tf.reduce_mean(v),
+    "all but the last": lambda v, n: tf.reduce_mean(tf.square(v[: n - 1] - v[1:])),
+    "halves": lambda v, n: tf.reduce_mean(v[: n // 2]) - tf.reduce_mean(v[n // 2 :]),
+    "the larger half": lambda v, n: tf.reduce_sum(tf.math.top_k(v, n // 2)[0]),
+    "a place that is marked": lambda v, n: tf.reduce_sum(tf.one_hot(n - 1, n) * tf.square(v)),
+    "a range that falls": lambda v, n: tf.reduce_mean(v * tf.gather(tf.sin(v), tf.range(n - 1, -1, -1))),
+    "a backward scan": lambda v, n: tf.reduce_mean(tf.scan(lambda a, b: 0.8 * a + b, v, 0.0, reverse=True)),
+    "each example by itself": lambda v, n: tf.add_n([k * one for k, one in enumerate(tf.unstack(v))]),
+}
+OF_NO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
+    "neighbors": lambda v, n: tf.reduce_mean(tf.square(v[:-1] - v[1:])),
+    "the first example": lambda v, n: tf.square(v[0] - v[1]) + tf.square(v[-1]),
+    "weights of sums": lambda v, n: 0.5 * tf.reduce_sum(tf.square(v)) + 0.01 * tf.reduce_sum(v) / n,
+    "a weight of a mean": lambda v, n: 0.1 * tf.reduce_mean(tf.square(v)) * (n - 1),
+    "the largest": lambda v, n: tf.reduce_sum(tf.math.top_k(v, 3)[0]),
+    "a forward scan": lambda v, n: tf.reduce_mean(tf.scan(lambda a, b: 0.8 * a + b, v, 0.0)),
+}
+
+
+@pytest.mark.parametrize("case", [*FOUND_BY_LENGTH, *OF_NO_LENGTH])
+def test_numbers_that_a_script_may_compute_from_the_length_of_the_batch_are_told_from_others(case: str) -> None:
+    rows = 11
+    with tf.Graph().as_default() as graph:
+        values = tf.reduce_sum(v1.placeholder(tf.float32, [rows, 4]) * v1.get_variable("w", [4]), 1)
+        v1.train.GradientDescentOptimizer(0.1).minimize({**FOUND_BY_LENGTH, **OF_NO_LENGTH}[case](values, rows))
+    captured = capture(graph)
+    assert captured.is_opened == (case in OF_NO_LENGTH)
+    assert captured.is_opened or "takes may be the batch size, be computed from it, or" in captured.means

@@ -115,11 +115,11 @@ class BatchConstants:
                 self._open_any(opened, by_name[node])
         return len(self._changed) > count
 
-    def has_left(self, inferred: GraphView) -> bool:
-        """Whether losses read constants that may depend on the batch, by their lengths or values, after all changes."""
+    def find_left(self, inferred: GraphView) -> str:
+        """The first node with a constant that may depend on the batch, by its length or value, after all changes."""
         measured = {constant for constant, one in self._measured.items() if inferred.shape(one.tensor) is not None}
         left = UnclassifiedConstants(self._view, self._forward, self._numbers, self._changed, measured | self._changed)
-        return left.are_of_losses(inferred, self._losses, self._divisors.find_degrees(inferred))
+        return left.find_of_losses(inferred, self._losses, self._divisors.find_degrees(inferred))
 
     def _is_outside(self, node: str) -> bool:
         """Whether a node is in no loop or branch, where the batch length would not be available."""

@@ -13,6 +13,8 @@ from parallax.base.types import Array
 from parallax.graph.view import GraphView
 
 _TOO_LONG = 2**31
+_LEAST_SCALE = 2
+"""A half and a double are factors of sums for other reasons too often."""
 _READS = ("ReadVariableOp", "VariableV2", "Variable")
 
 
@@ -39,6 +41,9 @@ class IntegerClassifier:
         ]
         self.is_length_unique = not any(length in dims for dims in widths)
         self._widths = {n for dims in widths for n in dims if n is not None}
+        self._places = {length - 1, length - 2, length // 2, length - length // 2}
+        pairs = length * (length - 1)
+        self._scales = (length - 1, length + 1, length / 2, length**0.5, pairs, pairs / 2)
         self.lengths = OpenLengths()
 
     def of_body(self) -> IntegerClassifier:
@@ -91,6 +96,22 @@ class IntegerClassifier:
         """Whether a number, or its reciprocal, is a multiple of the batch length: a sum may be divided by it."""
         integers = [round(one) for one in (value, 1 / value) if np.isclose(one, np.round(one))] if value > 0 else []
         return any(0 < n < _TOO_LONG and n % self._length == 0 for n in integers)
+
+    def is_place(self, n: int) -> bool:
+        """Whether an index may be computed from the batch length: one of the last two, or the middle."""
+        return n > 1 and n in self._places and not self._is_other(n)
+
+    def is_scale(self, factor: float) -> bool:
+        """Whether a factor of a sum over the batch, or its reciprocal, may be computed from the batch length."""
+        return factor > 0 and any(n > _LEAST_SCALE and np.isclose((factor, 1 / factor), n).any() for n in self._scales)
+
+    def is_correction(self, factor: float) -> bool:
+        """Whether a factor of a mean over the batch may correct its bias, as L / (L - 1) does."""
+        return bool(np.isclose(factor, (self._length / (self._length - 1), 1 - 1 / self._length)).any())
+
+    def is_logarithm(self, number: float) -> bool:
+        """Whether a number may be the logarithm of the batch length."""
+        return bool(np.isclose(abs(number), np.log(self._length)))
 
     def _is_other(self, n: int) -> bool:
         return n in self._widths or n in self.lengths.others

@@ -37,6 +37,12 @@ DIVIDES, MULTIPLIES = ("RealDiv", "Div", "DivNoNan"), ("Mul",)
 _CLIPS = ("Maximum", "Minimum")
 CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
 ARRAYS = ("TensorArrayV3", "TensorArrayGatherV3")
+_INDICES = {
+    **dict.fromkeys(("TensorListGetItem", "TensorListSetItem", "TensorArrayReadV3", "TensorArrayWriteV3"), 1),
+    **dict.fromkeys(("Gather", "GatherV2", "TopK", "TopKV2"), 1),
+    **dict.fromkeys(("Enter", "RefEnter", "OneHot", "Range"), 0),
+}
+"""For ops, the input that is a position along an axis, a number of positions, or the first value of a counter."""
 LISTS = {
     **dict.fromkeys(("TensorListReserve", "EmptyTensorList"), 0),
     **dict.fromkeys(("TensorListStack", "TensorListFromTensor", "TensorListPopBack", "TensorListConcatV2"), 1),
@@ -87,20 +93,24 @@ class UnclassifiedConstants:
     ) -> None:
         self._view, self._forward, self._numbers, self._changed = view, forward, numbers, changed
         self._classified = classified
+        self._reached: dict[GraphView, set[str]] = {}
 
     def are_of_gradients(self, gradients: Set[str]) -> bool:
         """Whether values computed from gradients depend on any with an axis of the fixed length."""
         reached = self._reach(self._view, gradients) & self._forward
         return any(self._is_made_for_batch(tensor) for node in reached for tensor in self._view.inputs(node))
 
-    def are_of_losses(self, inferred: GraphView, losses: Set[str], degrees: BatchDegrees) -> bool:
-        """Whether losses, or other values computed from batches, depend on any that may be of the batch."""
+    def find_of_losses(self, inferred: GraphView, losses: Set[str], degrees: BatchDegrees) -> str:
+        """The first node with one that may be of the batch, on which losses or values of batches depend; or empty."""
         reached = self._reach(inferred, {node for node in inferred.nodes if node not in self._view.nodes})
         reached |= inferred.ancestors(losses) & self._forward
-        return any(self._is_unclassified(inferred, node, degrees) for node in inferred.nodes if node in reached)
+        unclassified = (node for node in inferred.nodes if node in reached)
+        return next((node for node in unclassified if self._is_unclassified(inferred, node, degrees)), "")
 
     def _is_unclassified(self, inferred: GraphView, node: str, degrees: BatchDegrees) -> bool:
         if any(self._numbers.is_multiple(float(dim.size)) for dim in find_declared_dims(inferred.nodes[node])):
+            return True
+        if self._has_place(inferred, node):
             return True
         is_classified = self._is_classified_slice(inferred, node) or inferred.op(node) == "Assert"
         for slot, tensor in () if is_classified else enumerate(inferred.inputs(node)):
@@ -115,6 +125,8 @@ class UnclassifiedConstants:
             if value is not None and value.ndim == 0 and value.dtype.kind == "f":
                 if value > 0 and self._is_length(degrees, inferred, node, slot, float(value)):
                     return True
+                if self._is_derived(degrees, inferred, node, slot, float(value)):
+                    return True
             if is_number and self._numbers.is_multiple(float(value or 0)):
                 return True
         return False
@@ -127,6 +139,48 @@ class UnclassifiedConstants:
         axis = find_open_axis(self._view, inferred, tensor)
         fixed = self._view.shape(tensor) if split_tensor(tensor)[0] in self._view.nodes else None
         return axis is not None and (fixed is None or fixed[axis] is not None)
+
+    def _has_place(self, inferred: GraphView, node: str) -> bool:
+        """Whether a node takes examples by a number that may be computed from the batch length, as their last one."""
+        op, inputs = inferred.op(node), inferred.inputs(node)
+        axis = find_open_axis(self._view, inferred, inputs[0]) if inputs else None
+        if op in CUTS and axis is not None:
+            bounds = [found for slot in CUTS[op] if (found := inferred.constant(inputs[slot])) is not None]
+            return any(self._numbers.is_place(int(found[axis])) for found in bounds if len(found) > axis)
+        if op in ("Unpack", "SplitV"):
+            along = inferred.nodes[node].attr["axis"].i if op == "Unpack" else inferred.constant(inputs[2])
+            return axis is not None and along is not None and axis == int(along) % len(inferred.shape(inputs[0]) or ())
+        if op in ("While", "StatelessWhile"):
+            return any(self._is_place(inferred, tensor) for tensor in inputs[2:])
+        if op not in _INDICES or not self._is_place(inferred, inputs[_INDICES[op]]):
+            return False
+        if op in ("OneHot", "Range"):
+            return any(n is not None and self._numbers.may_be_length(n) for n in self._view.shape(f"{node}:0") or ())
+        return axis is not None or not op.startswith(("Gather", "TopK"))
+
+    def _is_place(self, inferred: GraphView, tensor: str) -> bool:
+        value = inferred.constant(tensor) if split_tensor(tensor)[0] in self._forward else None
+        is_number = value is not None and value.ndim == 0 and value.dtype.kind == "i"
+        return is_number and self._numbers.is_place(int(value or 0))
+
+    def _is_derived(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
+        """Whether a number that changes a sum or a mean over the batch may be computed from the batch length."""
+        op, others = inferred.op(node), [tensor for place, tensor in enumerate(inferred.inputs(node)) if place != slot]
+        if len(others) != 1 or degrees.has_axis(others[0]) or not self._is_of_batch(inferred, others[0]):
+            return False
+        if op in ("Add", "AddV2", "Sub"):
+            return self._numbers.is_logarithm(number)
+        if op not in (*MULTIPLIES, *DIVIDES):
+            return False
+        is_mean = degrees.find_degree(others[0]) == 0
+        return self._numbers.is_correction(number) if is_mean else self._numbers.is_scale(number)
+
+    def _is_of_batch(self, inferred: GraphView, tensor: str) -> bool:
+        """Whether a tensor is computed from a batch."""
+        if inferred not in self._reached:
+            begin = {node for node in inferred.nodes if node not in self._view.nodes}
+            self._reached = {inferred: self._reach(inferred, begin)}
+        return split_tensor(tensor)[0] in self._reached[inferred]
 
     def _is_length(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
         """Whether a number that a node reads may be a batch length, or its reciprocal.

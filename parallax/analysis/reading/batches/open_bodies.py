@@ -197,7 +197,7 @@ class OpenBodies:
             is_settled = not constants.change(seen, body) and not inner.change(seen, body, nodes, constants)
             seen, passes = seen if is_settled else infer_shapes(body), passes + 1
         is_classified = (
-            is_settled and constants.are_classified and inner.are_classified and not constants.has_left(seen)
+            is_settled and constants.are_classified and inner.are_classified and not constants.find_left(seen)
         )
         _write_back(function, before, body)
         for node in function.node_def:

@@ -31,6 +31,8 @@ from parallax.graph.batches import mark_opened
 from parallax.graph.view import GraphView, split_tensor
 
 SCOPE = "parallax_opened"
+_UNKNOWN = "constants of that size may be the batch size or a layer width"
+_UNKNOWN_OF = "a constant that op {!r} takes may be the batch size, be computed from it, or be unrelated"
 _MOST_PASSES, _MOST_LETTERS = 12, 120
 _REFERENCES = ("VariableV2", "Variable")
 _LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
@@ -118,7 +120,8 @@ def open_fixed_batch(
             if _open_delivered(view, seen, opened, records):
                 continue
             if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
-                is_classified = constants.are_classified and bodies.are_classified and not constants.has_left(seen)
+                left = constants.find_left(seen)
+                is_classified = constants.are_classified and bodies.are_classified and not left
                 is_classified = is_classified and not UnclassifiedConstants(
                     view, forward, numbers, set()
                 ).are_of_gradients(delivered)
@@ -129,7 +132,7 @@ def open_fixed_batch(
                 if is_classified and not contexts.are_none:
                     is_classified = is_complete(graph, GraphView(opened).ancestors(losses) - autodiff)
                 derived = _derive_gradients(view, graph, opened, outside, records) if is_classified else None
-                return derived or f"{fixed}, since constants of that size may be the batch size or a layer width"
+                return derived or f"{fixed}, since {_UNKNOWN_OF.format(left) if left else _UNKNOWN}"
         return f"{fixed} in {_MOST_PASSES} passes"
     except _NOT_DERIVED as error:
         return f"{fixed}: {type(error).__name__}: {str(error).partition(chr(10))[0][:_MOST_LETTERS]}"
