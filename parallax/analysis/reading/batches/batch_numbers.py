@@ -13,8 +13,8 @@ from parallax.base.types import Array
 from parallax.graph.view import GraphView
 
 _TOO_LONG = 2**31
-_LEAST_SCALE = 2
-"""A half and a double are factors of sums for other reasons too often."""
+_SHORT = (0.0, 1.0, *np.log10((2, 5)))
+"""Logarithms of the digits of numbers that have one digit, 1, 2 or 5."""
 _READS = ("ReadVariableOp", "VariableV2", "Variable")
 
 
@@ -41,9 +41,8 @@ class IntegerClassifier:
         ]
         self.is_length_unique = not any(length in dims for dims in widths)
         self._widths = {n for dims in widths for n in dims if n is not None}
-        self._places = {length - 1, length - 2, length // 2, length - length // 2}
         pairs = length * (length - 1)
-        self._scales = (length - 1, length + 1, length / 2, length**0.5, pairs, pairs / 2)
+        self._divisors = (length - 1, length + 1, length / 2, length**0.5, pairs, pairs / 2)
         self.lengths = OpenLengths()
 
     def of_body(self) -> IntegerClassifier:
@@ -98,12 +97,21 @@ class IntegerClassifier:
         return any(0 < n < _TOO_LONG and n % self._length == 0 for n in integers)
 
     def is_place(self, n: int) -> bool:
-        """Whether an index may be computed from the batch length: one of the last two, or the middle."""
-        return n > 1 and n in self._places and not self._is_other(n)
+        """Whether a position in the batch may be computed from its length: no other is as large a part of it."""
+        return n >= max(2.0, self._length / 4) and not self._is_other(n)
 
-    def is_scale(self, factor: float) -> bool:
-        """Whether a factor of a sum over the batch, or its reciprocal, may be computed from the batch length."""
-        return factor > 0 and any(n > _LEAST_SCALE and np.isclose((factor, 1 / factor), n).any() for n in self._scales)
+    def is_last(self, n: int) -> bool:
+        """Whether an integer may be the position of one of the last two examples."""
+        return n > 1 and n in (self._length - 1, self._length - 2) and not self._is_other(n)
+
+    def is_divisor(self, number: float) -> bool:
+        """Whether a divisor of a sum over the batch may be computed from the batch length."""
+        return bool(np.isclose(number, self._divisors).any())
+
+    def is_factor(self, number: float) -> bool:
+        """Whether a factor of a sum over the batch may be, or its reciprocal: weights are as short as 0.1 or 0.5."""
+        is_weight = bool(np.isclose(np.log10(number) % 1, _SHORT).any()) if number > 0 else True
+        return not is_weight and (self.is_divisor(number) or self.is_divisor(1 / number))
 
     def is_correction(self, factor: float) -> bool:
         """Whether a factor of a mean over the batch may correct its bias, as L / (L - 1) does."""

@@ -37,9 +37,10 @@ DIVIDES, MULTIPLIES = ("RealDiv", "Div", "DivNoNan"), ("Mul",)
 _CLIPS = ("Maximum", "Minimum")
 CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
 ARRAYS = ("TensorArrayV3", "TensorArrayGatherV3")
+_TAKES = ("Gather", "GatherV2", "TopK", "TopKV2")
 _INDICES = {
     **dict.fromkeys(("TensorListGetItem", "TensorListSetItem", "TensorArrayReadV3", "TensorArrayWriteV3"), 1),
-    **dict.fromkeys(("Gather", "GatherV2", "TopK", "TopKV2"), 1),
+    **dict.fromkeys(_TAKES, 1),
     **dict.fromkeys(("Enter", "RefEnter", "OneHot", "Range"), 0),
 }
 """For ops, the input that is a position along an axis, a number of positions, or the first value of a counter."""
@@ -151,17 +152,21 @@ class UnclassifiedConstants:
             along = inferred.nodes[node].attr["axis"].i if op == "Unpack" else inferred.constant(inputs[2])
             return axis is not None and along is not None and axis == int(along) % len(inferred.shape(inputs[0]) or ())
         if op in ("While", "StatelessWhile"):
-            return any(self._is_place(inferred, tensor) for tensor in inputs[2:])
-        if op not in _INDICES or not self._is_place(inferred, inputs[_INDICES[op]]):
+            return any(self._numbers.is_last(self._find_integer(inferred, tensor)) for tensor in inputs[2:])
+        if op not in _INDICES:
             return False
+        number = self._find_integer(inferred, inputs[_INDICES[op]])
+        if op in _TAKES:
+            return axis is not None and self._numbers.is_place(number)
         if op in ("OneHot", "Range"):
-            return any(n is not None and self._numbers.may_be_length(n) for n in self._view.shape(f"{node}:0") or ())
-        return axis is not None or not op.startswith(("Gather", "TopK"))
+            made = self._view.shape(f"{node}:0") or ()
+            return self._numbers.is_last(number) and any(n and self._numbers.may_be_length(n) for n in made)
+        return self._numbers.is_last(number)
 
-    def _is_place(self, inferred: GraphView, tensor: str) -> bool:
+    def _find_integer(self, inferred: GraphView, tensor: str) -> int:
+        """A constant that is an integer; else 0."""
         value = inferred.constant(tensor) if split_tensor(tensor)[0] in self._forward else None
-        is_number = value is not None and value.ndim == 0 and value.dtype.kind == "i"
-        return is_number and self._numbers.is_place(int(value or 0))
+        return int(value) if value is not None and value.ndim == 0 and value.dtype.kind == "i" else 0
 
     def _is_derived(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
         """Whether a number that changes a sum or a mean over the batch may be computed from the batch length."""
@@ -172,8 +177,9 @@ class UnclassifiedConstants:
             return self._numbers.is_logarithm(number)
         if op not in (*MULTIPLIES, *DIVIDES):
             return False
-        is_mean = degrees.find_degree(others[0]) == 0
-        return self._numbers.is_correction(number) if is_mean else self._numbers.is_scale(number)
+        if degrees.find_degree(others[0]) == 0:
+            return self._numbers.is_correction(number)
+        return self._numbers.is_divisor(number) if op in DIVIDES else self._numbers.is_factor(number)
 
     def _is_of_batch(self, inferred: GraphView, tensor: str) -> bool:
         """Whether a tensor is computed from a batch."""
