@@ -413,6 +413,8 @@ OF_NO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "weights of sums": lambda v, n: 0.5 * tf.reduce_sum(tf.square(v)) + 0.01 * tf.reduce_sum(v) / n,
     "a weight of a mean": lambda v, n: 0.1 * tf.reduce_mean(tf.square(v)) * (n - 1),
     "the largest": lambda v, n: tf.reduce_sum(tf.math.top_k(v, 2)[0]),
+    "columns": lambda v, n: tf.reduce_mean(tf.gather(v[:, None] * tf.ones([7]), 5, axis=1)),
+    "largest columns": lambda v, n: tf.reduce_sum(tf.math.top_k(v[:, None] * tf.range(7.0), 5)[0]),
     "a forward scan": lambda v, n: tf.reduce_mean(tf.scan(lambda a, b: 0.8 * a + b, v, 0.0)),
 }
 

@@ -149,19 +149,30 @@ class UnclassifiedConstants:
             bounds = [found for slot in CUTS[op] if (found := inferred.constant(inputs[slot])) is not None]
             return any(self._numbers.is_place(int(found[axis])) for found in bounds if len(found) > axis)
         if op in ("Unpack", "SplitV"):
-            along = inferred.nodes[node].attr["axis"].i if op == "Unpack" else inferred.constant(inputs[2])
-            return axis is not None and along is not None and axis == int(along) % len(inferred.shape(inputs[0]) or ())
+            return axis is not None and axis == self._find_axis(inferred, node)
         if op in ("While", "StatelessWhile"):
             return any(self._numbers.is_last(self._find_integer(inferred, tensor)) for tensor in inputs[2:])
         if op not in _INDICES:
             return False
         number = self._find_integer(inferred, inputs[_INDICES[op]])
         if op in _TAKES:
-            return axis is not None and self._numbers.is_place(number)
+            return axis is not None and axis == self._find_axis(inferred, node) and self._numbers.is_place(number)
         if op in ("OneHot", "Range"):
             made = self._view.shape(f"{node}:0") or ()
             return self._numbers.is_last(number) and any(n and self._numbers.may_be_length(n) for n in made)
         return self._numbers.is_last(number)
+
+    def _find_axis(self, inferred: GraphView, node: str) -> int:
+        """The axis along which a node takes, or parts, what it reads first; the first one where that is unknown."""
+        op, inputs = inferred.op(node), inferred.inputs(node)
+        if op in ("TopK", "TopKV2"):
+            axis = -1
+        elif op == "Unpack":
+            axis = inferred.nodes[node].attr["axis"].i
+        else:
+            known = inferred.constant(inputs[2]) if len(inputs) > 2 else None
+            axis = int(known) if known is not None else 0
+        return axis % len(inferred.shape(inputs[0]) or (0,))
 
     def _find_integer(self, inferred: GraphView, tensor: str) -> int:
         """A constant that is an integer; else 0."""
