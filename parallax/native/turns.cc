@@ -254,7 +254,7 @@ REGISTER_OP("ParallaxGate")
     .Attr("key: string")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext*) { return absl::OkStatus(); })
-    .Doc("Has run when it is a run's turn at what a key stands for.");
+    .Doc("Ends when all earlier runs have left the resource that a key names.");
 REGISTER_KERNEL_BUILDER(Name("ParallaxGate").Device(tensorflow::DEVICE_CPU), GateOp);
 
 REGISTER_OP("ParallaxLeave")
@@ -262,7 +262,7 @@ REGISTER_OP("ParallaxLeave")
     .Attr("key: string")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext*) { return absl::OkStatus(); })
-    .Doc("A run touches no more what a key stands for.");
+    .Doc("Reports that a run no longer touches the resource that a key names.");
 REGISTER_KERNEL_BUILDER(Name("ParallaxLeave").Device(tensorflow::DEVICE_CPU), LeaveOp);
 
 REGISTER_OP("ParallaxDeliver")
@@ -271,7 +271,7 @@ REGISTER_OP("ParallaxDeliver")
     .Attr("T: list(type) >= 1")
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext*) { return absl::OkStatus(); })
-    .Doc("Gives what a run has computed to whoever collects it.");
+    .Doc("Passes tensors of a run to the ParallaxCollect of the same run.");
 REGISTER_KERNEL_BUILDER(Name("ParallaxDeliver").Device(tensorflow::DEVICE_CPU), DeliverOp);
 
 REGISTER_OP("ParallaxCollect")
@@ -283,7 +283,7 @@ REGISTER_OP("ParallaxCollect")
       for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->UnknownShape());
       return absl::OkStatus();
     })
-    .Doc("Takes what a run has delivered, once; fails if it has ended without.");
+    .Doc("Returns the tensors that a run has delivered, once; fails if the run has ended without delivering.");
 REGISTER_KERNEL_BUILDER(Name("ParallaxCollect").Device(tensorflow::DEVICE_CPU), CollectOp);
 
 // A run begins; it will touch the resources of `keys`.

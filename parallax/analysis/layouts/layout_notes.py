@@ -14,7 +14,7 @@ from parallax.graph.spec import GradientSource
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import ExampleNumbers, LayoutRewrites, Partial, Sharded
 from parallax.plans.rewrites import Rewrites
-from parallax.report.text import bytes_text
+from parallax.report.text import bytes_text, pluralize
 
 _SHOWN = 3
 
@@ -33,7 +33,7 @@ def _note_statistics(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...
     if not elements:
         return ()
     return (
-        f"batch normalization uses statistics of the global batch: {len(reduced)} all-reduces totalling "
+        f"batch normalization uses statistics of the global batch: {pluralize(len(reduced), 'all-reduce')} totalling "
         f'{4 * elements:,} B per step, and as much again for their gradients; Config(batch_norm="own") uses those of '
         "each per-worker batch",
     )
@@ -43,7 +43,8 @@ def _note_gathering(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]
     gathered = find_gathered(view, layouts)
     if not gathered:
         return ()
-    return (f"{_list_ops(view, gathered)} need tensors of the global batch, which are all-gathered in every step",)
+    need = "needs" if len({one.node for one in gathered}) == 1 else "need"
+    return (f"{_list_ops(view, gathered)} {need} tensors of the global batch, which are all-gathered in every step",)
 
 
 def note_values_by_batch(view: GraphView, rewrites: Rewrites, sources: Sequence[GradientSource]) -> tuple[str, ...]:
@@ -69,9 +70,11 @@ def note_values_by_batch(view: GraphView, rewrites: Rewrites, sources: Sequence[
     notes = []
     named = [f"{view.op(node)} {node!r}" for node in found if not find_report_kind(view.nodes[node])]
     if named:
-        notes.append(f"{_list_first(named, 'ops')} process {one_by_one}")
+        process = "processes" if len(named) == 1 else "process"
+        notes.append(f"{_list_first(named, 'ops')} {process} {one_by_one}")
     if replaced:
-        notes.append(f"{_list_first(replaced, 'variables')} are written with {one_by_one}")
+        be = "is" if len(replaced) == 1 else "are"
+        notes.append(f"{_list_first(replaced, 'variables')} {be} written with {one_by_one}")
     return tuple(notes)
 
 
