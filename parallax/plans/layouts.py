@@ -112,14 +112,14 @@ class ExampleNumbers:
     Attributes:
         part: the sharding of the axis that the numbers index.
         of: the node that numbered the examples.
-        times: the scalar by which the example's index is multiplied, where another number is added to the product: the
+        times: the scalars by which the example's index is multiplied, where another number is added to the product: the
             results are then indices of entries, and a run checks that they belong to the worker. Empty where there is
             none.
     """
 
     part: ShardedAxis
     of: str
-    times: str = ""
+    times: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,29 @@ def test_entries_are_looked_up_by_the_worker_that_has_them(choice: str, is_open:
     assert not found.gathers
 
 
+def score_tags(h: Any, tags: Any) -> Any:
+    """The scores of some tags, as in crf_unary_score of TensorFlow 1."""
+    n, steps, kinds = (tf.shape(h)[axis] for axis in range(3))
+    offsets = tf.expand_dims(tf.range(n) * steps * kinds, 1)
+    offsets += tf.expand_dims(tf.range(steps) * kinds, 0)
+    return tf.reshape(tf.gather(tf.reshape(h, [-1]), tf.reshape(offsets + tags, [-1])), [n, steps])
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("steps", [STEPS, None])
+def test_entries_of_two_axes_are_looked_up_by_the_worker_that_has_them(steps: int | None, is_open: bool) -> None:
+    def build(rows: int | None) -> Any:
+        x = v1.placeholder(tf.float32, [rows, steps, 4], name="x")
+        tags = v1.placeholder(tf.int32, [rows, steps], name="tags")
+        h = tf.tanh(tf.tensordot(x, v1.get_variable("w", [4, 4]), 1))
+        loss = tf.reduce_mean(tf.square(tf.reduce_sum(score_tags(h, tags), 1) - 1.0))
+        return v1.train.AdamOptimizer(0.3).minimize(loss)
+
+    feeds = {"x": FEEDS["x"], "tags": lambda rng, rows: rng.randint(0, 4, [rows, STEPS])}
+    found = tried(build, feeds, is_open=is_open)
+    assert (found.kind, found.gathers) == ("equal", ()), found
+
+
 def test_entries_of_a_batch_of_several_sources_are_looked_up_by_the_worker_that_has_them() -> None:
     def build(rows: int | None) -> Any:
         x = v1.placeholder(tf.float32, [rows, STEPS, 4], name="x")

@@ -71,10 +71,9 @@ class BatchShare:
         Args:
             numbers: of any shape.
             first: the index of the worker's first example, a scalar of type int64.
-            times: the number of entries of an example.
+            times: the number of entries of an example, a scalar of type int64.
             counted_by: the node that counts the examples.
         """
-        times = tf.cast(times, tf.int64)
         local_numbers = numbers - tf.cast(first * times, numbers.dtype)
         last = tf.cast(self.local * times, numbers.dtype) - 1
         nearest = tf.clip_by_value(local_numbers, 0, last)

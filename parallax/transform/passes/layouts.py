@@ -138,8 +138,8 @@ class _Build:
         if before == after:
             return tensor
         if isinstance(after, ExampleNumbers) and after.times:
-            times, share = self._editor.tensor(after.times), self._editor.shares[after.part.batch]
-            return share.localize(tensor, self._firsts[after.of], times, after.of)
+            times = tf.reduce_prod([tf.cast(self._editor.tensor(one), tf.int64) for one in after.times])
+            return self._editor.shares[after.part.batch].localize(tensor, self._firsts[after.of], times, after.of)
         if isinstance(after, ExampleNumbers):
             return add_to_numbers(tensor, -self._firsts[after.of], self._columns[after.of])
         if not isinstance(before, Replicated):

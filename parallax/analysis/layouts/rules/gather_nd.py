@@ -220,23 +220,35 @@ def find_numbers(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool 
 
 
 def _find_sums(step: StepWalk, tensor: str, part: ShardedAxis) -> ExampleNumbers | None:
-    """Sums of an example's index times its number of entries, and another number: an index of such an entry."""
+    """Sums of an example's index times its number of entries, and other numbers: an index of such an entry."""
     view = step.view
-    node, example = _find_moved(step, tensor), ShardedAxis(part.batch)
+    node = _find_moved(step, tensor)
     if view.op(node) not in ("Add", "AddV2"):
         return None
-    for one in view.inputs(node):
-        product = _find_moved(step, one)
-        for counted in step.ranges:
-            is_first = (counted.node, counted.part) == (product, example) and counted.times
-            if is_first and step.facts[counted.times].value == part.factor:
-                return ExampleNumbers(part, product, counted.times)
-        if view.op(product) == "Mul":
-            for times, numbers in (view.inputs(product), view.inputs(product)[::-1]):
-                fact = step.facts[times]
-                counter = _find_counter(step, numbers, example) if fact.is_same else None
-                if counter is not None and fact.rank == 0 and fact.value == part.factor:
-                    return ExampleNumbers(part, counter, times)
+    found = (find(step, one, part) for one in view.inputs(node) for find in (_find_product, _find_sums))
+    return next(filter(None, found), None)
+
+
+def _find_product(step: StepWalk, tensor: str, part: ShardedAxis) -> ExampleNumbers | None:
+    """An example's index times its number of entries, which may itself be a product."""
+    view, example = step.view, ShardedAxis(part.batch)
+    product = _find_moved(step, tensor)
+    for counted in step.ranges:
+        is_first = (counted.node, counted.part) == (product, example) and counted.times
+        if is_first and step.facts[counted.times].value == part.factor:
+            return ExampleNumbers(part, product, (counted.times,))
+    times, factor = list[str](), ONE
+    while view.op(product) == "Mul":
+        inputs = view.inputs(product)
+        numbers, other = inputs if step.facts[inputs[1]].is_same else inputs[::-1]
+        fact = step.facts[other]
+        if not fact.is_same or fact.rank != 0 or not isinstance(fact.value, Length):
+            return None
+        times, factor = [*times, other], factor * fact.value
+        counter = _find_counter(step, numbers, example) if factor == part.factor else None
+        if counter is not None:
+            return ExampleNumbers(part, counter, tuple(times))
+        product = _find_moved(step, numbers)
     return None
 
 
