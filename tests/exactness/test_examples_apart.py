@@ -67,6 +67,22 @@ def from_first_entries(x: Any, y: Any, w: Any, table: Any) -> Any:
     return tf.gather(flat, tf.range(0, tf.size(flat), 4) + tf.cast(y, tf.int32))
 
 
+def square(x: Any, w: Any) -> Any:
+    """A positive definite matrix of each example."""
+    rows = tf.reshape(x @ w, [-1, 2, 2])
+    return tf.matmul(rows, rows, transpose_a=True) + tf.eye(2)
+
+
+def quantized(x: Any, y: Any, w: Any, table: Any) -> Any:
+    limits = tf.reduce_min(table), tf.reduce_max(table)
+    return tf.quantization.fake_quant_with_min_max_vars(x @ w, *limits, num_bits=4)
+
+
+def joined_texts(x: Any, y: Any, w: Any, table: Any) -> Any:
+    texts = tf.strings.join([tf.strings.as_string(y), tf.strings.as_string(tf.cast(x[:, 0] > 0.0, tf.int32))], "_")
+    return tf.gather(table, tf.strings.to_hash_bucket_fast(tf.strings.substr(texts, 0, 3), 11))
+
+
 APART: dict[str, Program] = {
     "the largest": lambda x, y, w, table: tf.reduce_sum(tf.math.top_k(x @ w, 2)[0], 1),
     "from first entries": from_first_entries,
@@ -77,6 +93,26 @@ APART: dict[str, Program] = {
     "sparse labels": of_sparse_labels,
     "crossed": crossed,
     "crossed texts": crossed_texts,
+    "determinants": lambda x, y, w, table: tf.linalg.logdet(square(x, w)) + tf.linalg.det(square(0.3 * x, w)),
+    "decompositions": lambda x, y, w, table: (
+        tf.reduce_sum(tf.linalg.eigvalsh(square(x, w)), 1) + tf.linalg.qr(square(x, w))[1][:, 0, 0]
+    ),
+    "solutions": lambda x, y, w, table: (
+        tf.linalg.solve(square(x, w), x[:, :2, None])
+        + tf.linalg.triangular_solve(tf.linalg.cholesky(square(x, w)), x[:, 1:, None])
+    ),
+    "solutions for one matrix": lambda x, y, w, table: tf.linalg.solve(
+        tf.matmul(w, w, transpose_b=True) + tf.eye(3), tf.transpose(x)
+    ),
+    "products of all axes but some": lambda x, y, w, table: tf.einsum(
+        "...i,...ij->...j", x, tf.einsum("...i,jk->...ij", tf.sin(x), w)
+    ),
+    "quantized": quantized,
+    "joined texts": joined_texts,
+    "special functions": lambda x, y, w, table: tf.math.igamma(tf.exp(x[:, :1]), tf.math.softplus(x @ w)),
+    "places among edges": lambda x, y, w, table: (
+        x @ w * tf.cast(tf.searchsorted([-0.5, 0.0, 0.5], x[:, 0]), tf.float32)[:, None]
+    ),
     "without an axis": lambda x, y, w, table: tf.squeeze((x @ w)[:, None]) @ tf.transpose(w) - x,
     "without axes, then a vector": lambda x, y, w, table: tf.squeeze(tf.reduce_sum(x @ w, 1, keepdims=True)) - 0.1,
     "a column of what had more axes": lambda x, y, w, table: (

@@ -98,20 +98,38 @@ def along_named(slot: int) -> FindAxes:
     return lambda facts: facts[slot].numbers()
 
 
-def set_diagonal(step: StepWalk, node: str) -> list[Fact] | None:
-    """MatrixSetDiag: matrices are the last two axes, and the diagonals have the other axes too."""
-    facts = step.inputs(node)
-    part, axes = next(((f.part, f.axis) for f in facts[:2] if f.part is not None), (None, None))
-    rank = facts[0].rank
-    if part is None or axes is None or rank is None or axes >= rank - 2:
+def make_pair_rule(alike: int) -> Rule:
+    """The rule of ops on matrices, the last two axes, and on what the second input has for each of them.
+
+    Args:
+        alike: which of the two has the shape of the result.
+    """
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        facts = step.inputs(node)
+        part, axis = next(((f.part, f.axis) for f in facts[:2] if f.part is not None), (None, None))
+        rank = facts[0].rank
+        if part is None or axis is None or rank is None or axis >= rank - 2:
+            return None
+        if any(is_partial(f) or (f.part is not None and f.axis != axis) for f in facts):
+            return None
+        if any(align(step, node, slot, facts[slot], axis, part).part != part for slot in (0, 1)):
+            return None
+        for slot in range(2, len(facts)):
+            step.require_layout(node, slot, REPLICATED)
+        return step.all_outputs(node, Sharded(axis, part), facts[alike].dims)
+
+    return rule
+
+
+def solve(step: StepWalk, node: str) -> list[Fact] | None:
+    """MatrixSolve and similar: right sides, the columns of matrices, for matrices of their own or for one."""
+    matrices, right = step.inputs(node)[:2]
+    if matrices.rank is None or matrices.rank != right.rank:
         return None
-    if any(is_partial(f) or (f.part is not None and f.axis != axes) for f in facts):
-        return None
-    if any(align(step, node, slot, facts[slot], axes, part).part != part for slot in (0, 1)):
-        return None
-    for slot in range(2, len(facts)):
-        step.require_layout(node, slot, REPLICATED)
-    return step.all_outputs(node, Sharded(axes, part), facts[0].dims)
+    if matrices.is_same and (right.is_sum or right.axis == matrices.rank - 1):
+        return step.all_outputs(node, right.layout, right.dims)
+    return make_pair_rule(1)(step, node)
 
 
 def lookup(step: StepWalk, node: str) -> list[Fact] | None:
@@ -209,6 +227,14 @@ def count_values(step: StepWalk, node: str) -> list[Fact] | None:
     if values.rank == 2:
         return step.all_outputs(node, Sharded(0, values.part))
     return step.all_outputs(node, Partial("max") if step.view.flag(node, "binary_output") else SUM)
+
+
+def search_rows(step: StepWalk, node: str) -> list[Fact] | None:
+    """LowerBound and UpperBound: the place of each value in its row among those of the same row."""
+    rows, values = step.inputs(node)
+    if (values.axis == 1 and rows.is_same) or (values.axis == rows.axis == 0 and values.part == rows.part):
+        return step.all_outputs(node, values.layout, values.dims)
+    return None
 
 
 def one_hot(step: StepWalk, node: str) -> list[Fact] | None:

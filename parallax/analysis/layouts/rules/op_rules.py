@@ -60,8 +60,13 @@ _SAMPLERS = ("LogUniformCandidateSampler", "UniformCandidateSampler", "FixedUnig
 _SCATTERS_INTO = tuple(f"TensorScatter{how}" for how in ("Add", "Max", "Min", "Sub", "Update"))
 
 _OF_MATRICES = """
-    MatrixBandPart MatrixInverse Cholesky FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3
+    FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixDeterminant LogMatrixDeterminant
+    SelfAdjointEigV2 Eig Svd Qr Lu
     """.split()
+_TO_MATRICES_ALIKE = """
+    MatrixBandPart MatrixInverse MatrixSquareRoot MatrixExponential MatrixLogarithm Cholesky
+    """.split()
+_SOLVE = "MatrixSolve MatrixTriangularSolve BandedTriangularSolve TridiagonalSolve".split()
 
 _OF_SHARDED: dict[str, Rule] = {
     "Roll": along.make_axis_rule(along.along_named(2), is_alike=True),
@@ -73,8 +78,10 @@ _OF_SHARDED: dict[str, Rule] = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "FFT", "IFFT"), along.make_axis_rule(along.along_last, is_alike=True)),
     **dict.fromkeys(("TopK", "TopKV2", "RFFT", "IRFFT"), along.make_axis_rule(along.along_last)),
     **dict.fromkeys(_OF_MATRICES, along.make_axis_rule(along.along_two)),
+    **dict.fromkeys(_TO_MATRICES_ALIKE, along.make_axis_rule(along.along_two, is_alike=True)),
+    **dict.fromkeys(_SOLVE, along.solve),
     **dict.fromkeys(("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3"), along.make_axis_rule(along.along_diagonals)),
-    **dict.fromkeys(("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3"), along.set_diagonal),
+    **dict.fromkeys(("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3"), along.make_pair_rule(0)),
     **dict.fromkeys(
         ("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"),
         along.make_axis_rule(along.along_named(1), is_alike=True),
@@ -83,12 +90,17 @@ _OF_SHARDED: dict[str, Rule] = {
     **dict.fromkeys(("GatherV2", "Gather"), gather_nd.look_up),
     **dict.fromkeys(("LookupTableFind", "LookupTableFindV2"), along.find_in_table),
     "DenseBincount": along.count_values,
+    **dict.fromkeys(("LowerBound", "UpperBound"), along.search_rows),
     "GatherNd": gather_nd.look_up_nested,
     "ScatterNd": scatters.scatter,
     **dict.fromkeys(_SCATTERS_INTO, scatters.scatter_into),
     **dict.fromkeys(
         ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
         by_example.by_axes({0: 0, 2: 0}, (None,)),
+    ),
+    **dict.fromkeys(
+        ("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxVarsPerChannelGradient"),
+        by_example.by_axes({0: 0, 1: 0}, (0, None), lambda facts: {0: facts[1].dims}),
     ),
     "MaxPoolWithArgmax": by_example.number_within_examples(0),
     "MaxPoolGradWithArgmax": by_example.number_within_examples(0, 1, 2),
