@@ -15,6 +15,8 @@ from parallax.graph.view import GraphView
 
 _WITHOUT_VALUE = re.compile(rb"\x0a(.)([A-Za-z_]\w*)\x12\x00", re.DOTALL)
 """An entry of the map of attributes as it is serialized: key's length, key, and a value of length 0."""
+_LEFT_EMPTY = "_input_shapes"
+"""TensorFlow itself gives this attribute no value in a function without arguments, as branches of constants are."""
 
 
 def as_written(config: Any = None) -> Any:
@@ -100,7 +102,8 @@ def _imported(graph_def: Any) -> Any:
             what TensorFlow makes of it depends on the processor, whose passes read attributes or do not.
     """
     written = graph_def.SerializeToString()
-    if empty := sorted({m[2].decode() for m in _WITHOUT_VALUE.finditer(written) if m[1][0] == len(m[2])}):
+    without_value = {m[2].decode() for m in _WITHOUT_VALUE.finditer(written) if m[1][0] == len(m[2])}
+    if empty := sorted(without_value - {_LEFT_EMPTY}):
         raise ValueError(f"Every attribute of a node must have a value, and {', '.join(empty)} have none.")
     graph = tf.Graph()
     options = c_api_util.ScopedTFImportGraphDefOptions()

@@ -1,7 +1,8 @@
-"""What a session has fetched stays as it was, whatever runs afterwards."""
+"""Sessions of the tests: which graphs they take, and that what one has fetched stays as it was."""
 
 from __future__ import annotations
 
+import pytest
 import tensorflow as tf
 
 from ops.exactness.session import NamedSession
@@ -19,3 +20,14 @@ def test_the_value_of_a_variable_of_the_old_kind_is_that_before_the_next_run() -
         session.run([less.op.name])
         (after,) = session.run([w.name])
     assert (before.max(), after.max()) == (1.0, 0.0)
+
+
+def test_a_graph_with_a_branch_without_arguments_is_taken_and_one_with_an_attribute_without_value_is_not() -> None:
+    with tf.Graph().as_default() as graph:
+        chosen = tf.cond(v1.placeholder(tf.bool, [], name="is_first"), lambda: 1.0, lambda: 2.0)
+    graph_def = graph.as_graph_def(add_shapes=True)
+    with NamedSession(graph_def, v1.ConfigProto()) as session:
+        assert session.run([chosen.name], {"is_first:0": False}) == [2.0]
+    graph_def.node[0].attr["looked_up"]  # an empty value is now there
+    with pytest.raises(ValueError, match="looked_up have none"):
+        NamedSession(graph_def, v1.ConfigProto())
