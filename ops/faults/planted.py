@@ -27,7 +27,7 @@ class Defect:
     """A change of one module.
 
     Attributes:
-        module: `supervisor.machine`, `launcher.stall` ...
+        module: `supervisor.state_machine`, `launcher.failures.stall` ...
         before: words of its source, which stand there once.
         after: what takes their place.
     """

@@ -229,6 +229,14 @@ def test_a_worker_without_a_server_takes_part_and_asks_none():
     assert set(horovod(one, "/push")) <= GraphView(one.graph_def).ancestors([update])
 
 
+@pytest.mark.parametrize("servers", [(1, 2), (2,), (0, 1)])
+def test_all_workers_send_gradient_rows_whichever_has_the_server(servers: tuple[int, ...]):
+    for made in apart(servers):
+        updates = [n.name for n in made.graph_def.node if "update_emb/ResourceSparseApply" in n.name]
+        sends = {n.name for n in made.graph_def.node if n.op == ALL_TO_ALL and "/push" in n.name}
+        assert updates and sends and sends <= GraphView(made.graph_def).ancestors(updates)
+
+
 @pytest.mark.parametrize(("servers", "synchronous"), [((0, 3), True), ((0, 1, 2), False)])
 def test_without_fronts_every_worker_asks_every_server(servers: tuple[int, ...], synchronous: bool):
     for made in apart(servers, synchronous):

@@ -96,17 +96,21 @@ def push_rows(
                 contributions += gives
                 if editor.worker.rank > 0:
                     continue
-                with tf.control_dependencies(gives):
+                with tf.control_dependencies(gives or _find_sends(sent, number)):
                     values, indices = collect_sum(handle, values, pushers.count)
             if push.merge:
                 values, indices = merge_equal_rows(values, indices)
             all_indices.append(tf.cast(indices, index_type))
             if row_shape is not None:
                 all_values.append(tf.reshape(values, [-1, *row_shape]))
-    # A worker that contributes nothing participates in sending the rows to those that do.
-    sent_ops = contributions or [piece.op for by_partition in sent for piece in by_partition[0]]
+    sent_ops = contributions or _find_sends(sent, 0)
     _lead_parts(editor, push.values, all_values, sent_ops)
     _lead_parts(editor, push.indices, all_indices, sent_ops)
+
+
+def _find_sends(sent: list[list[tuple[Tensor, Tensor]]], number: int) -> list[Operation]:
+    """The ops by which a worker that contributes nothing to a partition sends its rows to the worker that does."""
+    return [piece.op for by_partition in sent for piece in by_partition[number]]
 
 
 def accumulator(values: Tensor, rows: int, name: str) -> Tensor:
