@@ -390,7 +390,7 @@ def test_lookups_whose_shapes_have_two_types_give_one_gradient() -> None:
     assert tried(build, {"ids": lambda rng, rows: rng.randint(0, 13, [rows])}, is_open=False).kind == "equal"
 
 
-FOUND_BY_LENGTH: dict[str, Callable[[Any, int], Any]] = {
+DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "a mean of all pairs": lambda v, n: tf.reduce_sum(tf.square(v[:, None] - v[None])) / (n * (n - 1)),
     "a variance without bias": lambda v, n: tf.reduce_sum(tf.square(v - tf.reduce_mean(v))) / (n - 1),
     "a corrected variance": lambda v, n: tf.sqrt(tf.math.reduce_variance(v) * (n / (n - 1))),
@@ -407,7 +407,7 @@ FOUND_BY_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "a backward scan": lambda v, n: tf.reduce_mean(tf.scan(lambda a, b: 0.8 * a + b, v, 0.0, reverse=True)),
     "each example by itself": lambda v, n: tf.add_n([k * one for k, one in enumerate(tf.unstack(v))]),
 }
-OF_NO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
+UNRELATED_TO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "neighbors": lambda v, n: tf.reduce_mean(tf.square(v[:-1] - v[1:])),
     "the first example": lambda v, n: tf.square(v[0] - v[1]) + tf.square(v[-1]),
     "weights of sums": lambda v, n: 0.5 * tf.reduce_sum(tf.square(v)) + 0.01 * tf.reduce_sum(v) / n,
@@ -419,12 +419,12 @@ OF_NO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", [*FOUND_BY_LENGTH, *OF_NO_LENGTH])
-def test_numbers_that_a_script_may_compute_from_the_length_of_the_batch_are_told_from_others(case: str) -> None:
-    rows = 12
+@pytest.mark.parametrize("case", [*DERIVED_FROM_LENGTH, *UNRELATED_TO_LENGTH])
+def test_constants_derived_from_the_batch_length_are_distinguished(case: str) -> None:
+    rows, loss_of = 12, {**DERIVED_FROM_LENGTH, **UNRELATED_TO_LENGTH}[case]
     with tf.Graph().as_default() as graph:
         values = tf.reduce_sum(v1.placeholder(tf.float32, [rows, 4]) * v1.get_variable("w", [4]), 1)
-        v1.train.GradientDescentOptimizer(0.1).minimize({**FOUND_BY_LENGTH, **OF_NO_LENGTH}[case](values, rows))
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss_of(values, rows))
     captured = capture(graph)
-    assert captured.is_opened == (case in OF_NO_LENGTH)
+    assert captured.is_opened == (case in UNRELATED_TO_LENGTH)
     assert captured.is_opened or "takes may be the batch size, be computed from it, or" in captured.means

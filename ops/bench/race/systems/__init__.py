@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ops.bench.race.forked import forked
 from ops.bench.race.place import ROOT, Place
+from ops.bench.race.run_forked import fork_argv
 from ops.bench.race.turns import Task
 
 _MODULE_BY_SYSTEM = {
@@ -84,4 +84,4 @@ def script(task: Task, *words: str, root: Path = ROOT) -> tuple[str, ...]:
 def script_of_worker(place: Place, task: Task, *words: str) -> tuple[str, ...]:
     """The command line of a plain system's server or worker, which a host of several forks from one process."""
     python, *program = script(task, *words)
-    return (python, *(forked(tuple(program)) if task.workers > len(place.hosts) else program))
+    return (python, *(fork_argv(tuple(program)) if task.workers > len(place.hosts) else program))

@@ -114,8 +114,8 @@ class IntegerClassifier:
         return not is_weight and (self.is_divisor(number) or self.is_divisor(1 / number))
 
     def is_correction(self, factor: float) -> bool:
-        """Whether a factor of a mean over the batch may correct its bias, as L / (L - 1) does."""
-        return bool(np.isclose(factor, (self._length / (self._length - 1), 1 - 1 / self._length)).any())
+        """Whether a factor of a mean over the batch may correct its bias, as L / (L - 1) does; 2 is a weight."""
+        return self._length > 2 and bool(np.isclose(factor, self._length / (self._length - 1)))
 
     def is_logarithm(self, number: float) -> bool:
         """Whether a number may be the logarithm of the batch length."""

@@ -189,7 +189,7 @@ class UnclassifiedConstants:
         if op not in (*MULTIPLIES, *DIVIDES):
             return False
         if degrees.find_degree(others[0]) == 0:
-            return self._numbers.is_correction(number)
+            return number != 0 and self._numbers.is_correction(1 / number if op in DIVIDES else number)
         return self._numbers.is_divisor(number) if op in DIVIDES else self._numbers.is_factor(number)
 
     def _is_of_batch(self, inferred: GraphView, tensor: str) -> bool:

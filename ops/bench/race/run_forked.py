@@ -1,6 +1,6 @@
 """Processes of a race's systems that share the memory of their imports: a host forks them from one interpreter.
 
-    python -m ops.bench.race.forked MODULE WORDS...
+    python -m ops.bench.race.run_forked MODULE WORDS...
 
 Runs a module as `python -m MODULE WORDS...` would, in a process that the host's fork server forks
 (`parallax.runtime.worker.fork_server`, which forks Parallax's own workers too). The first process of a host starts the
@@ -25,13 +25,13 @@ from parallax.runtime.supervisor.worker_process import (
 )
 
 _SERVE = "--serve"
-_SERVER = ("-m", "ops.bench.race.forked", _SERVE)
+_SERVER = ("-m", "ops.bench.race.run_forked", _SERVE)
 _PIECE = 1 << 16
 
 
-def forked(words: tuple[str, ...]) -> tuple[str, ...]:
+def fork_argv(words: tuple[str, ...]) -> tuple[str, ...]:
     """The words of an interpreter, `-m MODULE WORDS...`, so that a fork server's process runs the module."""
-    return ("-m", "ops.bench.race.forked", *words[1:])
+    return ("-m", "ops.bench.race.run_forked", *words[1:])
 
 
 def main() -> int:
@@ -47,10 +47,15 @@ def main() -> int:
 
 
 def _relay(worker: WorkerProcess) -> None:
-    """Copies standard output and errors until the worker and all that it has started have closed them."""
+    """Copies standard output and errors until the worker has ended; the fork server may keep them open."""
     outputs = {worker.streams["stdout"]: 1, worker.streams["stderr"]: 2}
-    while outputs:
-        for fd in select.select(list(outputs), [], [])[0]:
+    while True:
+        has_ended = worker.has_ended()
+        news = [] if worker.news_fd is None else [worker.news_fd]
+        ready = select.select([*outputs, *news], [], [], 0 if has_ended else None)[0]
+        if has_ended and not ready:
+            return
+        for fd in (one for one in ready if one in outputs):
             data = os.read(fd, _PIECE)
             if data:
                 os.write(outputs[fd], data)
