@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "the largest of segments are added up",
-        "analysis/layouts/rules/along.py",
+        "analysis/layouts/rules/reductions.py",
         "    return step.all_outputs(node, Partial(kind))",
         "    return step.all_outputs(node, SUM)",
         ("tests/exactness/test_sparse_batches.py", "-k", "maxima"),
@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         "the largest of a worker without examples is 0",
-        "transform/building/shares.py",
+        "transform/building/batch_weights.py",
         '    if kind == "sum":\n        return tf.where(is_counted',
         '    if kind in ("sum", "max"):\n        return tf.where(is_counted',
         ("tests/exactness/test_interactions.py", "-k", "without_examples"),
@@ -168,8 +168,8 @@ MUTANTS = (
     ),
     Mutant(
         "a worker's share of an uneven batch is left out",
-        "transform/building/shares.py",
-        "return tf.math.multiply_no_nan(tensor, tf.cast(self.local_share, tensor.dtype))",
+        "transform/building/batch_weights.py",
+        "return tf.math.multiply_no_nan(tensor, tf.cast(self.fraction, tensor.dtype))",
         "return tensor",
         UNEVEN,
     ),

@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 from multiprocessing import Pool
 
-from ops.faults.simulated import Broken, simulate, simulate_all
+from ops.faults.simulate_job import Broken, simulate, simulate_all
 from parallax.settings.arguments import CommandParser
 
-_PIECE = 2000  # schedules that a process runs at a time
+_PIECE = 2000  # seeds that a process runs at a time
 _TOLD_PIECES = 25
 _SHOWN = 20
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, metavar="P", help=help_processes)
     arguments = parser.parse_args(argv)
     if arguments.planted:
-        from ops.faults.planted import find_all
+        from ops.faults.defects import find_all
 
         return find_all()
     if arguments.restart and arguments.real is None:
@@ -44,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda number, frame: None)
     if arguments.restart:
-        from ops.faults import restarted
+        from ops.faults import restart_trials
 
-        return restarted.run_all(arguments.real, arguments.first, arguments.processes or 1)
+        return restart_trials.run_all(arguments.real, arguments.first, arguments.processes or 1)
     if arguments.fits is not None:
         from ops.faults import fits
 
@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_all(arguments.real, arguments.first)
     if arguments.seed is not None:
         return _show(arguments.seed)
-    return _simulated(arguments.simulated, arguments.first, arguments.processes or os.cpu_count() or 1)
+    return _run_simulated(arguments.simulated, arguments.first, arguments.processes or os.cpu_count() or 1)
 
 
-def _simulated(number: int, first: int, processes: int) -> int:
+def _run_simulated(number: int, first: int, processes: int) -> int:
     began_s = time.monotonic()
     end = first + number
     pieces = [range(begin, min(begin + _PIECE, end)) for begin in range(first, end, _PIECE)]

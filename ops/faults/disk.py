@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from ops.faults.running import wait
+from ops.faults.running_job import wait
 
 _SIZE = "16m"  # some ten checkpoints
 _FILL = 1 << 20

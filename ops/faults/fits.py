@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from ops.faults.job import launch_within
-from ops.faults.running import RunningJob, Seen, wait
+from ops.faults.running_job import RunningJob, Seen, wait
 from parallax.runtime.supervisor.limits import Limits
 
 LIMITS = Limits(beat_s=1.0, stopped_s=4.0, silent_s=10.0, word_s=1.0, unheard_s=12.0)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from ops.faults.running import RunningJob, wait
+from ops.faults.running_job import RunningJob, wait
 
 _IMAGE = "parallax-image"  # how the kernel calls the copy of a process that a checkpoint is written from
 _SKIPPED = "is skipped: worker"

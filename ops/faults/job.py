@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ops.faults.drawn import TINY
+from ops.faults.random_trials import TINY
 from parallax.cluster.machines import local_cluster
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.runtime.launcher.job import Job

@@ -20,9 +20,9 @@ from pathlib import Path
 from random import Random
 
 from ops.faults.disk import SmallDisk
-from ops.faults.drawn import Drawn, drawn
 from ops.faults.harmless import HARMLESS, start_second_job
-from ops.faults.running import RunningJob, daemon_of, wait
+from ops.faults.random_trials import RandomTrial, draw_trial
+from ops.faults.running_job import RunningJob, daemon_of, wait
 from ops.lab import Lab, why_not
 from parallax.runtime.supervisor.processes import remove_scratch, scratch_patterns
 
@@ -51,9 +51,9 @@ def run_all(number: int, first: int) -> int:
     with contextlib.ExitStack() as ends:
         lab = None if reason else ends.enter_context(Lab(2))
         for seed in range(first, first + number):
-            what = drawn(Random(seed), lab is not None)
+            what = draw_trial(Random(seed), lab is not None)
             with tempfile.TemporaryDirectory(prefix="parallax-faults-") as folder:
-                trial = _Running(Path(folder), what, lab if what.on_hosts else None).meets()
+                trial = _RealTrial(Path(folder), what, lab if what.on_hosts else None).inject()
             trials.append(trial)
             ran.append(what)
             print(f"seed {seed}, {what}: {trial.what or f'{trial.seconds:.1f} s'}", flush=True)
@@ -70,10 +70,10 @@ def run_all(number: int, first: int) -> int:
     return 1 if any(trial.what for trial in trials) else 0
 
 
-class _Running:
+class _RealTrial:
     """A job that runs."""
 
-    def __init__(self, folder: Path, what: Drawn, lab: Lab | None) -> None:
+    def __init__(self, folder: Path, what: RandomTrial, lab: Lab | None) -> None:
         self._what = what
         self._lab = lab
         self._folder = folder
@@ -86,7 +86,7 @@ class _Running:
             argv = ["ops.faults.training", folder.name, where, what.job.kind, str(self._disk.folder)]
         self._job = RunningJob(folder, folder.name, argv, lab)
 
-    def meets(self) -> Trial:
+    def inject(self) -> Trial:
         """Waits for a moment, does what the fault says, and looks how the job ends."""
         fault, job = self._what.fault, self._what.job
         try:

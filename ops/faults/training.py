@@ -15,8 +15,8 @@ from unittest import mock
 import numpy as np
 
 import parallax
-from ops.faults.drawn import TRAINING
 from ops.faults.job import launch_within
+from ops.faults.random_trials import TRAINING
 from parallax.entry import api
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.supervisor.limits import Limits
@@ -37,7 +37,7 @@ def main() -> None:
         ckpt_config=parallax.CheckPointConfig(folder, CHECKPOINT_STEPS, keep_last=2, preemption_grace_s=GRACE_S),
         seed=1,
     )
-    graph, draw = built(), np.random.RandomState(1)
+    graph, draw = build_graph(), np.random.RandomState(1)
     mock.patch.object(api, "launch", partial(launch_within, LIMITS, launch)).start()
     resource = None if where == "local" else where
     sess, *_ = parallax.parallel_run(graph, resource, sync=kind != "asynchronous", parallax_config=config)
@@ -47,7 +47,7 @@ def main() -> None:
             time.sleep(_PAUSE_S)
 
 
-def built() -> Any:
+def build_graph() -> Any:
     """A graph that looks up ids in a table, and trains by an op `train`."""
     import tensorflow.compat.v1 as tf
 

@@ -14,8 +14,8 @@ import math
 from dataclasses import replace
 
 from parallax.analysis.routes.candidates import Candidate, list_candidates, place_on_servers, plan_of, planned_by_rule
+from parallax.analysis.routes.choose_route import is_by_row
 from parallax.analysis.routes.memory import Footprint, footprint, list_process_memory, make_memory_error
-from parallax.analysis.routes.options import is_by_row
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.analysis.routes.placement import place
 from parallax.base.errors import PlanError

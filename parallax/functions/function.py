@@ -20,7 +20,7 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import Fu
 from parallax.base.errors import ConfigError, GraphError
 from parallax.base.types import Argument, Nest, TypeSpec
 from parallax.entry import call as calls
-from parallax.functions.batches.shares import count_rows, examples_of, find_replicated_parts, lengths_of
+from parallax.functions.batches.split_batch import count_rows, examples_of, find_replicated_parts, lengths_of
 from parallax.functions.loop import LoopStep, ScriptLoop, graph_of, loop_for
 from parallax.functions.remote.driven_workers import leave_gpus_to_workers
 from parallax.functions.tracing.arguments import (

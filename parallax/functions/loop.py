@@ -153,7 +153,7 @@ class ScriptLoop:
         result_tensors = [one for one in tf.nest.flatten(results) if one is not None]
         with self.guard():
             variables.flush()
-            wait = running.start(made, running.share_of(batch, step.whole), result_tensors, parts, opened.rules[step])
+            wait = running.start(made, running.pack_part(batch, step.whole), result_tensors, parts, opened.rules[step])
             variables.outdate(are_trained=True)
             fetched: list[Value] = []
 

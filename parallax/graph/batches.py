@@ -88,7 +88,7 @@ def full_length(node: NodeDef) -> int:
     return int(node.attr[FULL].i) if FULL in node.attr else 0
 
 
-def place_of_share(rows: int, rank: int, size: int) -> tuple[int, int]:
+def locate_part(rows: int, rank: int, size: int) -> tuple[int, int]:
     """(the first row of a worker's share of a batch, the row after its last)."""
     return rows * rank // size, rows * (rank + 1) // size
 

@@ -19,7 +19,7 @@ check_keras(keras.__version__, keras.config.backend())
 from parallax.entry.job_beside import JobFailed  # noqa: E402
 from parallax.functions.tracing.traced_values import rows  # noqa: E402  # these need what older ones do not have
 from parallax.keras.checkpoints import load_checkpoint, save_checkpoint  # noqa: E402
-from parallax.keras.front import call, close, install, use  # noqa: E402
+from parallax.keras.intercept_fit import call, close, install, use  # noqa: E402
 
 __all__ = ["JobFailed", "call", "close", "load_checkpoint", "rows", "save_checkpoint", "use"]
 

@@ -28,7 +28,7 @@ from tensorflow.python.data.ops import (
 
 from parallax.base.types import ConcreteFunction, Dataset, Nest, TensorLike
 from parallax.functions.batches.row_pipeline import RowPipeline, can_move
-from parallax.functions.batches.shares import find_replicated_parts
+from parallax.functions.batches.split_batch import find_replicated_parts
 from parallax.keras.inputs import parts_of
 
 ELEMENTS = "parallax_elements_of_"

@@ -173,7 +173,7 @@ class ModelTraining:
         self.variables.flush()
         outputs = []
         for batch in batches:
-            share = running.share_of(self._parts_of("predict", batch), step.whole)
+            share = running.pack_part(self._parts_of("predict", batch), step.whole)
             outputs.append(running.start(step, share, list(step.fetches[0].values())))
         rows = [
             tf.convert_to_tensor(np.concatenate(parts)) for parts in zip(*(wait() for wait in outputs), strict=True)
@@ -184,7 +184,7 @@ class ModelTraining:
         self.variables.flush()
         logs, step = self._logs[which], self._steps[which]
         results, parts = step.fetches
-        share = self._running.share_of(batch, step.whole)
+        share = self._running.pack_part(batch, step.whole)
         wait = self._running.start(step, share, [results[name] for name in logs.others], parts)
         self.variables.outdate(are_trained=which == "train")
         self.variables.sums.follow(

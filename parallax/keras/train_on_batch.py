@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from parallax.base.types import Argument, KerasModel, Logs, Nest, TensorLike, TypeSpec
 from parallax.entry import call as calls
-from parallax.functions.batches.shares import find_replicated_parts
+from parallax.functions.batches.split_batch import find_replicated_parts
 from parallax.functions.loop import LoopStep, OpenLoop, ScriptLoop, loop_for
 from parallax.functions.tracing.batch_norm_setting import statistics_of
 from parallax.keras.fitting import check_traced

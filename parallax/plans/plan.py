@@ -131,8 +131,8 @@ class RouteCost:
 
     Attributes:
         route: its name.
-        sent_bytes: bytes that one worker sends per step, and also receives; None when the touched rows are unknown. A
-            step is an update, with all its batches.
+        sent_bytes: bytes that one worker sends per step, and also receives; for servers, the sum of what it sends and
+            receives. None when the touched rows are unknown. A step is an update, with all its batches.
         rounds: sequential collectives per step.
         note: why it was not chosen, or is impossible.
         seconds: the increase of the predicted step by this variable on this route, all others as planned, over sending

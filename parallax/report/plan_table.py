@@ -23,7 +23,7 @@ _TIMED_COLUMNS = (*_COLUMNS[:-1], "ms/step", "next best", "another route", "reas
 
 
 def plan_table(plan: Plan, shows_all: bool = False) -> str:
-    """The table of `parallax plan`; its bytes are what one worker sends per step, and it receives as many.
+    """The table of `parallax plan`; its bytes are what one worker sends per step (`RouteCost.sent_bytes`).
 
     Args:
         plan: the plan to print.

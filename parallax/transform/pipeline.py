@@ -41,7 +41,6 @@ from parallax.transform.passes.gradients_to_servers import scatter_gradients
 from parallax.transform.passes.inputs import IteratorsOfGraph, keep_inputs
 from parallax.transform.passes.layouts import change_layouts
 from parallax.transform.passes.local_tables import gather_rows, slice_rows, spread_tables
-from parallax.transform.passes.micro_shares import weigh_micro_batches
 from parallax.transform.passes.on_servers import run_on_servers
 from parallax.transform.passes.padded_rows import fill_rows_alike
 from parallax.transform.passes.random_positions import RandomStreams, keep_streams
@@ -49,14 +48,15 @@ from parallax.transform.passes.random_seeds import set_seeds
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date, lazily_updated
 from parallax.transform.passes.server_partitions import place_tables
 from parallax.transform.passes.shard_numbers import set_shards
-from parallax.transform.passes.share_batches import share_batches
 from parallax.transform.passes.touched_rows import NO_ROW_MEMORY, RowMemory, remember_touched_rows
 from parallax.transform.passes.turns import add_gates
+from parallax.transform.passes.weigh_micro_batches import weigh_micro_batches
+from parallax.transform.passes.weigh_uneven_batches import weigh_uneven_batches
 
 PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
     spread_tables,
     place_tables,
-    share_batches,
+    weigh_uneven_batches,
     change_layouts,
     weigh_micro_batches,
     keep_gradients,
@@ -97,7 +97,8 @@ class WorkerGraph:
         accumulations: the accumulated gradients; empty where every batch makes an update.
         batch_writes: nodes of the user's graph that write with every batch, though all workers share the variable.
         update_writes: nodes of the user's graph that write with the update only, though each worker has its own part.
-        micro_share: the tensor that is fed a micro-batch's share of its step's examples; empty where no step is split.
+        micro_batch_weight: the tensor that is fed a micro-batch's fraction of its step's examples; empty where no
+            step is split.
         lazily_updated: the variable ops of each table, or partition, whose rows are brought up to date when they are
             read; the table's own first.
         touched: the record of rows that updates have touched, if there is one.
@@ -129,7 +130,7 @@ class WorkerGraph:
     accumulations: tuple[GradientAccumulation, ...] = ()
     batch_writes: frozenset[str] = frozenset()
     update_writes: frozenset[str] = frozenset()
-    micro_share: str = ""
+    micro_batch_weight: str = ""
     lazily_updated: tuple[tuple[str, ...], ...] = ()
     touched: RowMemory = NO_ROW_MEMORY
     streams: RandomStreams = RandomStreams()
@@ -223,7 +224,7 @@ def transform(
         accumulations=tuple(editor.keepings),
         batch_writes=frozenset(rewrites.batch_writes),
         update_writes=frozenset(node for one in rewrites.micro_batches for node in one.updates),
-        micro_share="" if editor.micro_share is None else str(editor.micro_share.name),
+        micro_batch_weight="" if editor.micro_batch_weight is None else str(editor.micro_batch_weight.name),
         lazily_updated=lazy,
         touched=touched,
         streams=streams,

@@ -89,12 +89,12 @@ def test_a_text_that_nobody_says_is_seen():
     assert can_be_printed(said)
     assert not can_be_printed(said.replace("must", "should").replace("Check", "Look at"))
     assert can_be_printed(
-        "Cannot plan variable 'w': ..., and no route supports that. Keep random ops, data of the batch and ops that "
-        "mix rows out of its update."
+        "Cannot plan variable 'w': ..., and no route supports that. Remove random ops, batch data and ops that mix "
+        "rows from its update."
     )
     assert not can_be_printed(
-        "Cannot plot variable 'w': ..., and no route allows that. Leave random ops, data of the batch and ops that "
-        "mix rows out of its update."
+        "Cannot plot variable 'w': ..., and no route allows that. Delete random ops, batch data and ops that mix "
+        "rows from its update."
     )
 
 

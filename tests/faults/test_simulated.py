@@ -5,9 +5,9 @@ from multiprocessing import Pool
 
 import pytest
 
+from ops.faults.defects import DEFECTS, changed_source, hunt
 from ops.faults.job import LIMITS, launch_within
-from ops.faults.planted import DEFECTS, changed_source, hunt
-from ops.faults.simulated import simulate, simulate_all
+from ops.faults.simulate_job import simulate, simulate_all
 from parallax.cluster.machines import local_cluster
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd

@@ -13,8 +13,8 @@ import parallax.keras
 from parallax.base.errors import GraphError, SessionError
 from parallax.functions import loop as loops
 from parallax.functions.mirrors import Mirrors
-from parallax.keras import front
-from parallax.keras.front import install
+from parallax.keras import intercept_fit
+from parallax.keras.intercept_fit import install
 from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job
 from tests.keras.here import OneWorkerSession, StepsHere
 
@@ -112,7 +112,7 @@ def test_values_that_change_from_call_to_call_are_refused_in_the_end(opened):
 
 def test_a_model_that_is_compiled_again_has_one_step(opened, monkeypatch):
     install()
-    monkeypatch.setattr(front._use, "is_wanted", True)
+    monkeypatch.setattr(intercept_fit._use, "is_wanted", True)
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
     model.set_weights([np.array([[2.0]], np.float32)])
@@ -127,7 +127,7 @@ def test_a_model_that_is_compiled_again_has_one_step(opened, monkeypatch):
 
 def test_batches_of_other_kinds_are_steps_of_their_own(opened, monkeypatch):
     install()
-    monkeypatch.setattr(front._use, "is_wanted", True)
+    monkeypatch.setattr(intercept_fit._use, "is_wanted", True)
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
     model.set_weights([np.array([[2.0]], np.float32)])
     model.compile(keras.optimizers.SGD(0.25), "mse")
@@ -137,7 +137,7 @@ def test_batches_of_other_kinds_are_steps_of_their_own(opened, monkeypatch):
     plain = keras.models.clone_model(model)
     plain.set_weights([np.array([[2.0]], np.float32)])
     plain.compile(keras.optimizers.SGD(0.25), "mse")
-    monkeypatch.setattr(front._use, "is_wanted", False)
+    monkeypatch.setattr(intercept_fit._use, "is_wanted", False)
     expected = [float(plain.train_on_batch(ones, ones, **more)) for more in ({}, {"sample_weight": weights}, {})]
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     assert opened == [["train"], ["train", "train_1"]]

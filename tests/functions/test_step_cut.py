@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.functions.batches.micro_batches import StepCut
-from parallax.functions.batches.shares import RaggedRows, ReplicatedPart, share_of
+from parallax.functions.batches.split_batch import RaggedRows, ReplicatedPart, take_part
 from parallax.functions.tracing.step_graph import StepGraph
 
 FACTOR = np.arange(3.0, dtype="f")
@@ -30,7 +30,7 @@ def batch(rows):
 @pytest.mark.parametrize("rows", [1, 2, 5, 8, 13])
 def test_micro_batches_are_the_batch(rows, count, size):
     step, given = made_step(), batch(rows)
-    shares = [share_of(given, rank, size) for rank in range(size)]
+    shares = [take_part(given, rank, size) for rank in range(size)]
     cuts = [StepCut(count, {"step"}).micro_batches(step, one, size) for one in shares]
     assert len({len(own) for own in cuts}) == 1 and 1 <= len(cuts[0]) <= count
     for together in zip(*cuts, strict=True):
@@ -46,9 +46,9 @@ def test_micro_batches_are_the_batch(rows, count, size):
 
 
 def test_a_step_that_does_not_train_or_has_no_rows_is_not_cut():
-    step, given = made_step(), share_of(batch(4), 0, 1)
+    step, given = made_step(), take_part(batch(4), 0, 1)
     assert StepCut(4).micro_batches(step, given, 1) == [given]
-    number = share_of([np.float32(1.0)], 0, 1)
+    number = take_part([np.float32(1.0)], 0, 1)
     assert StepCut(4, {"step"}).micro_batches(step, number, 1) == [number]
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from ops.exactness.session import as_written
-from parallax.functions.batches.shares import share_of
+from parallax.functions.batches.split_batch import take_part
 from parallax.functions.remote.step_runner import RunningSteps, place_of_value
 from parallax.functions.tracing.keras_optimizers import merging_rows
 from parallax.keras.fitting import read_fit, restore_state, run_fit
@@ -81,8 +81,8 @@ class StepsHere(RunningSteps):
         taken = {name: variable for name, variable in self.variables().items() if name not in local}
         self.write({name: one.numpy() for name, one in taken.items() if place_of_value(one) is None})
 
-    def share_of(self, batch, whole=()):
-        return share_of(batch, 0, 1)
+    def pack_part(self, batch, whole=()):
+        return take_part(batch, 0, 1)
 
     def start(self, step, share, fetches, parts=(), rules=None):
         found = self.run(step, share, [*parts, *fetches])[0]

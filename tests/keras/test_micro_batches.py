@@ -14,7 +14,7 @@ import tf_keras
 from parallax import Config
 from parallax.analysis.graph_to_plan import analyse_for, plan_for
 from parallax.base.errors import GraphError
-from parallax.graph.batches import place_of_share
+from parallax.graph.batches import locate_part
 from parallax.plans.plan import Layout
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.test_layouts import (
@@ -174,9 +174,9 @@ def test_validation_is_not_cut():
 
 def micro_batches(rows, size, count):
     """The examples of each micro-batch: of every worker its part."""
-    places = [place_of_share(rows, rank, size) for rank in range(size)]
+    places = [locate_part(rows, rank, size) for rank in range(size)]
     for number in range(count):
-        parts = [(first, place_of_share(end - first, number, count)) for first, end in places]
+        parts = [(first, locate_part(end - first, number, count)) for first, end in places]
         yield np.concatenate([np.arange(first + begin, first + end) for first, (begin, end) in parts])
 
 

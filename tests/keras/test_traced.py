@@ -13,7 +13,7 @@ from parallax.base.errors import CheckpointError, ConfigError, SessionError
 from parallax.functions.tracing import traced_values as traced_variables
 from parallax.functions.tracing.step_graph import StepGraph, StepVariable
 from parallax.functions.tracing.traced_values import TracedVariable, initial_of, source_of
-from parallax.keras import checkpoints, front
+from parallax.keras import checkpoints, intercept_fit
 from parallax.plans.plan import PlanConstraints, one_host
 from parallax.settings.config import Config
 from parallax.settings.parts import TableConfig
@@ -45,10 +45,10 @@ WHOLE = {
 def tracing(monkeypatch):
     """Variables of so many bytes and more are traced; nothing has been made whole before."""
     monkeypatch.setattr(traced_variables, "_materialized", traced_variables._MaterializedBytes())
-    traced_variables.limit_materialized(front._whole_bytes)
+    traced_variables.limit_materialized(intercept_fit._whole_bytes)
 
     def begin(**tables):
-        monkeypatch.setattr(front._use, "config", Config(tables=TableConfig(**tables)))
+        monkeypatch.setattr(intercept_fit._use, "config", Config(tables=TableConfig(**tables)))
 
     return begin
 
@@ -168,7 +168,7 @@ def test_a_traced_variable_is_written_without_being_made(tracing):
 
 
 def test_more_than_is_allowed_is_not_made_whole(tracing, monkeypatch):
-    monkeypatch.setattr(front._use, "is_wanted", True)
+    monkeypatch.setattr(intercept_fit._use, "is_wanted", True)
     tracing(traced_bytes=1000, whole_bytes=ROWS * WIDTH * 4)
     model = compiled()
     model.evaluate(X, Y, verbose=0)
@@ -184,7 +184,7 @@ def test_more_than_is_allowed_is_not_made_whole(tracing, monkeypatch):
 
 
 def test_tables_too_large_to_be_sent_back_need_a_folder(tracing, monkeypatch):
-    monkeypatch.setattr(front._use, "is_wanted", True)
+    monkeypatch.setattr(intercept_fit._use, "is_wanted", True)
     tracing(traced_bytes=1000, whole_bytes=1000)
     with pytest.raises(ConfigError, match="there are 6.46 kB in 2 variables. Name one: parallax run --tables-dir"):
         compiled().fit(X, Y, verbose=0)
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_written_and_read_by_rows(tracing, monkeypatch, tmp_path
     plain = compiled()
     plain.optimizer.build(plain.trainable_variables)
     keras.utils.set_random_seed(3)
-    monkeypatch.setattr(front._use, "is_wanted", True)
+    monkeypatch.setattr(intercept_fit._use, "is_wanted", True)
     tracing(traced_bytes=1000, whole_bytes=1000)
     model = compiled()
     model.optimizer.build(model.trainable_variables)

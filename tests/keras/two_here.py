@@ -20,7 +20,7 @@ from parallax.analysis.cut.plan_stages import count_stages
 from parallax.analysis.graph_to_plan import analyse, analyse_for, plan_for, rewrites_of
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.functions.batches.micro_batches import StepCut
-from parallax.functions.batches.shares import ReplicatedPart, Share, check_lengths, share_of
+from parallax.functions.batches.split_batch import BatchPart, ReplicatedPart, check_lengths, take_part
 from parallax.functions.tracing.results import default_rule
 from parallax.keras.fitting import read_fit, restore_state, run_fit
 from parallax.plans.plan import Layout, one_host
@@ -123,12 +123,12 @@ class WorkersSession:
 class _All(StepsHere):
     """What worker 0 asks of its session, of all workers."""
 
-    def share_of(self, batch, whole=()):
+    def pack_part(self, batch, whole=()):
         """The shares of all workers, as one."""
         batch = [ReplicatedPart(one) if number in whole else one for number, one in enumerate(batch)]
         check_lengths(batch)
-        shares = tuple(share_of(batch, one, self._session.size) for one in range(self._session.size))
-        return Share(shares, shares[0].total, shares[0].total)
+        shares = tuple(take_part(batch, one, self._session.size) for one in range(self._session.size))
+        return BatchPart(shares, shares[0].total, shares[0].total)
 
     def start(self, step, share, fetches, parts=(), rules=None):
         """The values of all workers' micro-batches, put together as in a job."""

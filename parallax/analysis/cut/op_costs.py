@@ -1,4 +1,4 @@
-"""Relative costs of a forward pass's nodes: multiplications for products and convolutions, else elements.
+"""Estimates the costs of a forward pass's nodes: floating-point operations, two for each multiply-add; else elements.
 
 Lengths that the graph leaves open, such as the batch length, count as 1, so a cost is that of one example.
 """
@@ -14,7 +14,7 @@ _PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
 
 def estimate_cost(view: GraphView, node: str) -> float:
-    """The cost of a node."""
+    """The floating-point operations of a product or convolution, the elements of any other node's outputs."""
     made = sum(elements_of(view.shape(tensor)) for tensor in view.outputs(node))
     op = view.op(node)
     if op in _PRODUCTS:

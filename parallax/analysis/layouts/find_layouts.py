@@ -44,8 +44,8 @@ from parallax.plans.layouts import (
 )
 from parallax.plans.uneven_batches import PaddedRows
 
-_MOST_WALKS = 30
-_WHOLE = (3, 9)  # types.proto: int32, int64
+_MAX_TRAVERSALS = 30
+_INTEGER_TYPES = (3, 9)  # types.proto: int32, int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Layouts:
         return fact.is_counted or fact.is_same
 
 
-def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tuple[GradientSource, ...]:
+def find_applied_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tuple[GradientSource, ...]:
     """The gradients that are applied; gradients that a loss is computed from are ordinary tensors of the step.
 
     Args:
@@ -93,7 +93,7 @@ def last_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> tupl
     return tuple(last)
 
 
-def layouts_of_one(graph: TrainingGraph) -> Layouts:
+def replicate_all(graph: TrainingGraph) -> Layouts:
     """The layouts of a worker that takes steps of its own: every tensor is that of one process on its batch."""
     view, after = graph.view, after_gradients(graph.view, graph.sources)
     visited = [n for n in view.nodes if n not in after and n not in graph.initial and graph.is_of_step(n)]
@@ -134,7 +134,7 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, FetchedResults]:
     fed_numbers = _find_fed_scalars(program) if program.steps is not None else frozenset[str]()
     parts = {v for v in variables if is_partial_sum(view.nodes[v])}
     units = units_of(view, program.order)
-    for _ in range(_MOST_WALKS):
+    for _ in range(_MAX_TRAVERSALS):
         step = StepWalk(
             view, program.batches, parts, completed, pieces, grown, gathered=set(gathered), adjacent=set(adjacent)
         )
@@ -168,7 +168,7 @@ def _find_fed_scalars(program: VisitedGraph) -> frozenset[str]:
         for node in program.order
         if view.op(node) in ("Placeholder", "PlaceholderWithDefault")
         and node not in program.batches
-        and view.dtype(f"{node}:0") in _WHOLE
+        and view.dtype(f"{node}:0") in _INTEGER_TYPES
         and (view.shape(f"{node}:0") == () or _is_packed(view, f"{node}:0"))
     )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from parallax.analysis.layouts.rules.along import plain
 from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, Fact
 from parallax.analysis.layouts.rules.frame_walk import visit_frame
 from parallax.analysis.layouts.rules.op_rules import RULES, TAKEN
+from parallax.analysis.layouts.rules.plain import plain
 from parallax.analysis.layouts.rules.sparse_tensors import visit_sparse_feed
 from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.rules.values import constant_value

@@ -60,18 +60,18 @@ def list_tables(captured: CapturedGraph, spec: GraphSpec, needed: Set[str] | Non
     """
     tables = []
     for variable in spec.variables:
-        tensors = tuple(t for t in _tensors(captured, variable) if needed is None or t.lookup in needed)
+        tensors = tuple(t for t in _find_id_tensors(captured, variable) if needed is None or t.lookup in needed)
         if tensors:
             tables.append(TableIds(variable.name, tuple(part.row_offset for part in variable.parts), tensors))
     return tuple(tables)
 
 
-def _tensors(captured: CapturedGraph, variable: VariableSpec) -> list[IdTensor]:
+def _find_id_tensors(captured: CapturedGraph, variable: VariableSpec) -> list[IdTensor]:
     view, parts = captured.view, {part.op: part for part in variable.parts}
     id_tensors = []
     for lookup in variable.lookups:
         inputs = view.inputs(lookup)
-        if view.op(lookup) == "GatherV2" and _axis(view, inputs[2]) != 0:
+        if view.op(lookup) == "GatherV2" and _read_axis(view, inputs[2]) != 0:
             continue
         part = parts[variable_of_tensor(view, captured.variables, inputs[0])]
         id_tensors.append(IdTensor(lookup, inputs[1], part, view.op(lookup).endswith("GatherNd")))
@@ -82,7 +82,7 @@ def _tensors(captured: CapturedGraph, variable: VariableSpec) -> list[IdTensor]:
     return id_tensors
 
 
-def _axis(view: GraphView, tensor: str) -> int | None:
+def _read_axis(view: GraphView, tensor: str) -> int | None:
     axis = view.constant(tensor)
     return None if axis is None else int(axis)
 
@@ -159,18 +159,18 @@ def explain_trained_ids(captured: CapturedGraph, spec: GraphSpec, table: TableId
     view = captured.view
     tensors = [one.tensor for one in table.tensors if one.tensor not in fed]
     path = view.ancestors({split_tensor(tensor)[0] for tensor in tensors}, fed)
-    written = _written_by_training(spec)
+    written = _list_trained_variables(spec)
     for node in view.topological_order():
         if node not in path:
             continue
-        if node in written and not _writers(captured, node) <= path:
+        if node in written and not _find_writers(captured, node) <= path:
             return f"its ids depend on variable {written[node]}, which training changes"
-        if view.op(node).startswith("Mutable") and not _inserts(view, node) <= path:
+        if view.op(node).startswith("Mutable") and not _find_inserts(view, node) <= path:
             return f"its ids depend on the lookup table {node}, which is filled elsewhere"
     return ""
 
 
-def _written_by_training(spec: GraphSpec) -> dict[str, str]:
+def _list_trained_variables(spec: GraphSpec) -> dict[str, str]:
     """Variable op -> the user's name, for variables that a training step writes."""
     writer_by_table = {}
     for variable in spec.variables:
@@ -180,7 +180,7 @@ def _written_by_training(spec: GraphSpec) -> dict[str, str]:
     return writer_by_table
 
 
-def _writers(captured: CapturedGraph, variable: str) -> set[str]:
+def _find_writers(captured: CapturedGraph, variable: str) -> set[str]:
     """The nodes that write a variable, except for its initial value."""
     view, writers = captured.view, set()
     for edge in view.consumers(f"{variable}:0"):
@@ -190,5 +190,5 @@ def _writers(captured: CapturedGraph, variable: str) -> set[str]:
     return writers - {captured.variables[variable].initializer}
 
 
-def _inserts(view: GraphView, table: str) -> set[str]:
+def _find_inserts(view: GraphView, table: str) -> set[str]:
     return {edge.node for edge in view.consumers(f"{table}:0") if "Insert" in view.op(edge.node)}

@@ -90,7 +90,9 @@ class _Sizes(BufferSizes):
         self._by_row = {self._read_from(node) for node in by_row}
         self.examples = self._batch() or examples
         if not self.examples:
-            self.notes.append("activations are of one example: the graph leaves the batch open, and --examples says it")
+            self.notes.append(
+                "activations are those of one example, as the graph leaves the batch length open: pass --examples N"
+            )
 
     def of(self, tensor: str) -> tuple[str, float]:
         """The kind and bytes of a tensor."""
@@ -198,4 +200,4 @@ class _Sizes(BufferSizes):
 
 def _loops(walk: Walk, order: list[str]) -> tuple[str, ...]:
     loops = sum(walk.view.op(node) in _LOOPS for node in order)
-    return (f"what {loops} loops keep for the backward pass is not counted",) if loops else ()
+    return (f"excludes the tensors that {loops} loops store for their backward passes",) if loops else ()

@@ -195,8 +195,8 @@ def _find_best_case(
         except NoRule as error:
             if routes.get(error.part) not in _LADDER:
                 raise GraphError(
-                    f"Cannot plan variable {error.part!r}: {error.reason}, and no route supports that. Keep random "
-                    "ops, data of the batch and ops that mix rows out of its update."
+                    f"Cannot plan variable {error.part!r}: {error.reason}, and no route supports that. Remove random "
+                    "ops, batch data and ops that mix rows from its update."
                 ) from error
             routes[error.part] = _LADDER[routes[error.part]]
             reasons.setdefault(error.part, error.reason)
@@ -378,7 +378,7 @@ def _note_loops(captured: CapturedGraph, sources: tuple[GradientSource, ...]) ->
     parts = sorted({source.part for source in sources if is_in_loop(captured.view, source)})
     if not parts or not captured.by_layouts:
         return ()
-    return (f"a loop takes the gradients of {list_first(parts)} in each iteration: bytes are those of one iteration",)
+    return (f"a loop computes gradients of {list_first(parts)} in each iteration: bytes are those of one iteration",)
 
 
 def _note_sources(sources: tuple[GradientSource, ...]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 The traversal visits the user's graph in topological order. The rules of single ops are in visit_node.py and in the
 modules that it names. A newly found slot variable, a variable found to be per-worker, or a changed kind of gradient
-pieces restarts the traversal. The rewrites follow from the last traversal (rewrites_found.py). They name nodes and
+pieces restarts the traversal. The rewrites follow from the last traversal (collect_rewrites.py). They name nodes and
 edges only (parallax/plans/rewrites.py), and need neither Horovod nor a cluster.
 """
 
@@ -12,13 +12,13 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import partial
 
-from parallax.analysis.layouts.find_layouts import Layouts, find_layouts, last_gradients, layouts_of_one
+from parallax.analysis.layouts.find_layouts import Layouts, find_applied_gradients, find_layouts, replicate_all
 from parallax.analysis.layouts.training_graph import TrainingGraph
 from parallax.analysis.propagation import visit_node
+from parallax.analysis.propagation.collect_rewrites import collect_rewrites
 from parallax.analysis.propagation.gradient_pieces import find_piece_kinds, mark_sparse_gradients, marked_by
-from parallax.analysis.propagation.own_state import check_parts
-from parallax.analysis.propagation.rewrites_found import collect_rewrites
 from parallax.analysis.propagation.walk import Assumptions, GraphFacts, Walk
+from parallax.analysis.propagation.worker_state import check_parts
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
 from parallax.analysis.reading.gradients import followed_variable, gradient_updates, is_in_loop
 from parallax.analysis.reading.lowering.function_bodies import Functions, functions_of
@@ -99,7 +99,7 @@ def _begin(
     """
     view = captured.view
     functions = functions_of(view, lambda op: visit_node.differs(op, equal_randomness))
-    applied = last_gradients(view, sources)
+    applied = find_applied_gradients(view, sources)
     sources = tuple(source for source in applied if not is_in_loop(view, source))
     spread = {part for part, route in routes.items() if route == "alltoall"}
     updates = gradient_updates(captured, applied)
@@ -147,7 +147,7 @@ def _find_layouts_once(captured: CapturedGraph, sources: tuple[GradientSource, .
         random, replaced = visit_node.is_random, captured.replaced
         graph = TrainingGraph(view, variables, sources, initial, functions, differs, random, steps, autodiff, replaced)
         try:
-            captured.remembered[sources] = find_layouts(graph) if captured.synchronous else layouts_of_one(graph)
+            captured.remembered[sources] = find_layouts(graph) if captured.synchronous else replicate_all(graph)
         except GraphError as error:
             captured.remembered[sources] = error
     layouts: Layouts | GraphError = captured.remembered[sources]

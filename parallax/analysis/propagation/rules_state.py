@@ -11,7 +11,6 @@ rows of each worker's own examples.
 
 from __future__ import annotations
 
-from parallax.analysis.propagation.own_state import check_read_by_training
 from parallax.analysis.propagation.states import (
     SAME,
     AtOwners,
@@ -27,6 +26,7 @@ from parallax.analysis.propagation.states import (
     Values,
 )
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, are_paired, part_of, set_handle
+from parallax.analysis.propagation.worker_state import check_read_by_training
 from parallax.base.errors import GraphError
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_functions, takes_state
 from parallax.graph.row_updates import UPDATES_OF_ROWS

@@ -1,7 +1,7 @@
 """Finds the batch of each reduction and message of a step, so that a worker without examples contributes nothing.
 
-Such a worker computes on a stand-in, an example of another worker (batches/shares.py), so no op runs on an empty batch,
-which many kernels reject. The worker is excluded from sums and extremes, and sends no gradient rows.
+Such a worker computes on a stand-in, an example of another worker (batches/split_batch.py), so no op runs on an empty
+batch, which many kernels reject. The worker is excluded from sums and extremes, and sends no gradient rows.
 """
 
 from __future__ import annotations

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from parallax.analysis.routes.cost import count_step_rows
-from parallax.analysis.routes.count_touched import TouchedRowCount, touched_of
-from parallax.analysis.routes.options import (
+from parallax.analysis.routes.choose_route import (
     choose_cheapest,
     explain_servers,
     find_requested_option,
     is_by_row,
     options_of,
 )
+from parallax.analysis.routes.cost import count_step_rows
+from parallax.analysis.routes.count_touched import TouchedRowCount, touched_of
 from parallax.analysis.routes.owners import Shares, equal_shares
 from parallax.base.errors import PlanError
 from parallax.cluster.plan_inputs import PlanInputs

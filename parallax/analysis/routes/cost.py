@@ -2,10 +2,10 @@
 
 W workers, u touched rows of a batch, k batches an update, u' touched rows of all of them, width d, e bytes an element,
 i bytes an id, w bytes the whole variable; where an update reads s sums of functions of gradient rows, they are s d
-wide. Every figure is what one worker sends for an update; it receives as much. Simplified: all workers touch equally
-many rows, and owners are equally loaded. For any other pattern of owners (VariablePlan.owner_pattern) a figure is the
-mean over the workers. With half precision on the wire, e and w are those of the type on the wire
-(parallax/plans/half_precision.py).
+wide. Every figure is what one worker sends for an update, and it receives as much; for servers it is the sum of both
+directions between a worker and all servers. Simplified: all workers touch equally many rows, and owners are equally
+loaded. For any other pattern of owners (VariablePlan.owner_pattern) a figure is the mean over the workers. With half
+precision on the wire, e and w are those of the type on the wire (parallax/plans/half_precision.py).
 """
 
 from __future__ import annotations

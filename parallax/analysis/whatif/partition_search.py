@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from parallax.analysis.routes.candidates import place_on_servers
-from parallax.analysis.routes.options import is_by_row
+from parallax.analysis.routes.choose_route import is_by_row
 from parallax.analysis.routes.placement import place
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import PS, Plan

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from parallax.base.types import Array, Value
-from parallax.functions.batches.shares import RaggedRows, Share
+from parallax.functions.batches.split_batch import BatchPart, RaggedRows
 from parallax.functions.tracing.step_graph import GraphStep
-from parallax.graph.batches import are_elements, are_row_ends, batch_of, place_of_share
+from parallax.graph.batches import are_elements, are_row_ends, batch_of, locate_part
 from parallax.plans.micro_batches import MicroBatches
 
 
@@ -40,7 +40,7 @@ class StepCut:
         added = frozenset(name for one in rewrites for result in one.results for name in result.copies)
         return StepCut(count, steps, added)
 
-    def micro_batches(self, step: GraphStep, share: Share, size: int) -> list[Share]:
+    def micro_batches(self, step: GraphStep, share: BatchPart, size: int) -> list[BatchPart]:
         """The micro-batches of a worker's share, equally many on every worker.
 
         Args:
@@ -50,12 +50,12 @@ class StepCut:
         """
         if step.name not in self.steps or not share.total:
             return [share]
-        lengths = [end - first for first, end in (place_of_share(share.total, rank, size) for rank in range(size))]
+        lengths = [end - first for first, end in (locate_part(share.total, rank, size) for rank in range(size))]
         parts = []
         for number in range(self.count):
-            places = [place_of_share(rows, number, self.count) for rows in lengths]
+            places = [locate_part(rows, number, self.count) for rows in lengths]
             if total := sum(end - first for first, end in places):
-                first, end = place_of_share(share.rows, number, self.count)
+                first, end = locate_part(share.rows, number, self.count)
                 parts.append(_micro_batch(step, share, first, end, total))
         return parts
 
@@ -71,7 +71,7 @@ class StepCut:
         return np.asarray(np.sum([np.asarray(one, np.float64) for one in values], 0), np.asarray(values[0]).dtype)
 
 
-def _micro_batch(step: GraphStep, share: Share, first: int, end: int, total: int) -> Share:
+def _micro_batch(step: GraphStep, share: BatchPart, first: int, end: int, total: int) -> BatchPart:
     """The rows of a share from the first to the end; if there are none, one as a stand-in."""
     first = min(first, max(share.rows, 1) - 1)
     row_range = slice(first, max(end, first + 1))
@@ -86,4 +86,4 @@ def _micro_batch(step: GraphStep, share: Share, first: int, end: int, total: int
             arrays += RaggedRows(array, splits)[row_range].parts()
         else:
             arrays.append(array[row_range] if batch_of(node) else array)
-    return Share(tuple(arrays), max(end - first, 0), total)
+    return BatchPart(tuple(arrays), max(end - first, 0), total)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from parallax.base.types import Array, ConcreteFunction, GraphDef, NodeDef, Tensor, TensorLike, TypeSpec
-from parallax.functions.batches.shares import Share
+from parallax.functions.batches.split_batch import BatchPart
 from parallax.functions.tracing.served_graph import PYTHON_OPS
 
 _AT_ONCE = 16
@@ -121,9 +121,9 @@ class RunningPipeline:
         )
         return [np.asarray(one) for one in results]
 
-    def start(self, share: Share) -> Future[Share]:
+    def start(self, share: BatchPart) -> Future[BatchPart]:
         """Starts to compute the rows of a share of elements."""
-        return self._thread.submit(lambda: Share(tuple(self.make(share.arrays)), share.rows, share.total))
+        return self._thread.submit(lambda: BatchPart(tuple(self.make(share.arrays)), share.rows, share.total))
 
     def close(self) -> None:
         """Ends the pipeline after pending rows are computed."""

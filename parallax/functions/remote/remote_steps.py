@@ -14,7 +14,14 @@ from parallax.base.types import Array, ArrayOnWorker0, Operation, Picklable, Ten
 from parallax.functions.batches.numbered_rows import NumberedRows
 from parallax.functions.batches.row_pipeline import RawRows, RowPipeline, RunningPipeline
 from parallax.functions.batches.shared_arrays import SharedArrays
-from parallax.functions.batches.shares import RaggedRows, ReplicatedPart, Share, check_lengths, count_rows, pack_batch
+from parallax.functions.batches.split_batch import (
+    BatchPart,
+    RaggedRows,
+    ReplicatedPart,
+    check_lengths,
+    count_rows,
+    pack_batch,
+)
 from parallax.functions.remote.carried_sums import CarriedSums, RunSums
 from parallax.functions.remote.request_queue import RequestQueue, Resend, SentRequest
 from parallax.functions.remote.serve_driver import ReadyWorkers, RequestedResults, StepResults
@@ -155,7 +162,7 @@ class RemoteSteps:
         if self._requests.is_restorable:
             self._requests.rebase()
 
-    def share_of(self, batch: Sequence[TensorLike], whole: Collection[int] = ()) -> Share:
+    def pack_part(self, batch: Sequence[TensorLike], whole: Collection[int] = ()) -> BatchPart:
         """The whole batch as a share, which is split when it is sent.
 
         Args:
@@ -168,12 +175,12 @@ class RemoteSteps:
         parts: list[Any] = [ReplicatedPart(one) if number in whole else one for number, one in enumerate(batch)]
         check_lengths(parts)
         rows = count_rows(parts)
-        return Share(tuple(parts), rows or 1, rows)
+        return BatchPart(tuple(parts), rows or 1, rows)
 
     def start(
         self,
         step: GraphStep,
-        share: Share,
+        share: BatchPart,
         fetches: Sequence[Tensor],
         parts: Sequence[Tensor] = (),
         rules: Sequence[str] | None = None,
@@ -308,7 +315,9 @@ class RemoteSteps:
         self._requests.give_up()
         log.warning(_TOO_MUCH.format(size=bytes_text(_KEPT_BYTES), what=what, remedy=remedy))
 
-    def _send_batch(self, results_number: int, batch: Share, run: RunSums, counts: bool) -> Callable[..., Picklable]:
+    def _send_batch(
+        self, results_number: int, batch: BatchPart, run: RunSums, counts: bool
+    ) -> Callable[..., Picklable]:
         """Sends row numbers of arrays, which are sent once, or shares of a batch; returns a function that waits."""
         ask = partial(self._requests.call, resend=Resend.SINCE_BASE, note=run, counts=counts)
         raw = [part for part in batch.arrays if isinstance(part, RawRows)]

@@ -27,7 +27,7 @@ from parallax.functions.batches.micro_batches import StepCut
 from parallax.functions.batches.numbered_rows import NumberedArrays
 from parallax.functions.batches.row_pipeline import RowPipeline, RunningPipeline
 from parallax.functions.batches.shared_arrays import ArrayKind, MemoryPlace, SharedArrays, can_open, share_among_workers
-from parallax.functions.batches.shares import RaggedRows, Share, share_of
+from parallax.functions.batches.split_batch import BatchPart, RaggedRows, take_part
 from parallax.functions.remote.heard_requests import END, DriverRequest, RequestReceiver
 from parallax.functions.remote.step_runner import RunningSteps
 from parallax.functions.tracing.served_graph import ServedGraph
@@ -244,7 +244,7 @@ class _Service:
     def serve_rows(self, wanted: int, number: int, numbers: Array, _: None) -> None:
         """Runs a step on rows of arrays."""
         batch = self._arrays[number].batch(numbers)
-        self._run(wanted, share_of(batch, self._running.rank, self._running.size, self._members.islands))
+        self._run(wanted, take_part(batch, self._running.rank, self._running.size, self._members.islands))
 
     def serve_pipeline(self, number: int, pipeline: RowPipeline, _: None) -> None:
         """Receives a pipeline, of whose elements steps then get batches."""
@@ -259,7 +259,7 @@ class _Service:
             is_like = False
         self._answer(all(self._comm.allgather(is_like)))
 
-    def serve_elements(self, wanted: int, _: int, rows: Future[Share]) -> None:
+    def serve_elements(self, wanted: int, _: int, rows: Future[BatchPart]) -> None:
         """Runs a step on rows computed from elements; those of the next step are computed concurrently."""
         self._requests.prefetch()
         self._run(wanted, rows.result())
@@ -268,12 +268,12 @@ class _Service:
         """Runs a step on a batch that worker 0 splits."""
         self._run(wanted, self._scatter_share(own))
 
-    def _scatter_share(self, batch: list[Array | RaggedRows] | None) -> Share:
+    def _scatter_share(self, batch: list[Array | RaggedRows] | None) -> BatchPart:
         """This worker's share of a batch that worker 0 has: that of its replica, where the model is in stages."""
         size, (_, replicas, _), islands = self._members.size, self._members.in_script, self._members.islands
-        parts = [] if batch is None else [share_of(batch, replica, replicas, islands) for replica in range(replicas)]
+        parts = [] if batch is None else [take_part(batch, replica, replicas, islands) for replica in range(replicas)]
         shares = [parts[self._members.grid.place(rank)[0]] for rank in range(size)] if parts else None
-        share: Share = self._comm.scatter(shares) if size > 1 else shares[0] if shares else Share(())
+        share: BatchPart = self._comm.scatter(shares) if size > 1 else shares[0] if shares else BatchPart(())
         return share
 
     def serve_read(self, names: Sequence[str], _: None) -> None:
@@ -304,7 +304,7 @@ class _Service:
         """Resets each worker's parts of metrics to zero."""
         self._running.reset(op)
 
-    def _run(self, number: int, share: Share) -> None:
+    def _run(self, number: int, share: BatchPart) -> None:
         """Runs a step, and answers with the results of one process."""
         requested, (step, others, of_examples) = self._requested[number], self._requested_by_step[number]
         returned, by_part = self._running.run(step, share, others, of_examples)
@@ -321,7 +321,7 @@ class _Service:
         if results is not None:
             self._answer(results._replace(saved_step=self._running.saved_step))
 
-    def _rows_of(self, name: str, value: Array, share: Share) -> Array:
+    def _rows_of(self, name: str, value: Array, share: BatchPart) -> Array:
         """The rows of a result that this worker contributes: for replicated ones, an island's first contributes all."""
         if self._running.size == 1:
             return value
@@ -387,7 +387,7 @@ def _mark_of(value: Array) -> int:
     return zlib.crc32(data) & 0xFFFF
 
 
-def _checked_rows(value: Array, share: Share) -> Array:
+def _checked_rows(value: Array, share: BatchPart) -> Array:
     """The rows of a result that belong to the worker's own examples.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy as np
 
 from parallax.base.types import ArrayOnWorker0, Comm, Operation, Session, Tensor, Value, Variable
 from parallax.functions.batches.micro_batches import StepCut
-from parallax.functions.batches.shares import Share
+from parallax.functions.batches.split_batch import BatchPart
 from parallax.functions.tracing.step_graph import GraphStep, LoopVariables, StepGraph
 from parallax.functions.tracing.traced_values import InFile, source_of
 from parallax.runtime.worker.barrier import barrier
@@ -81,8 +81,8 @@ class RunningSteps:
         return step
 
     def run(
-        self, step: GraphStep, share: Share, fetches: Sequence[Tensor], rows: Sequence[Tensor] = ()
-    ) -> tuple[list[Value], list[list[tuple[Value, Share]]]]:
+        self, step: GraphStep, share: BatchPart, fetches: Sequence[Tensor], rows: Sequence[Tensor] = ()
+    ) -> tuple[list[Value], list[list[tuple[Value, BatchPart]]]]:
         """Runs a step, or a split one once for each of its micro-batches.
 
         Args:
@@ -107,7 +107,7 @@ class RunningSteps:
         values = [self._cut.combine_results(one.name, own) for one, own in zip(fetches, by_tensor, strict=False)]
         return values, [list(zip(own, parts, strict=True)) for own in by_tensor[len(fetches) :]]
 
-    def _feeds(self, step: GraphStep, share: Share) -> dict[Tensor, list[Value]]:
+    def _feeds(self, step: GraphStep, share: BatchPart) -> dict[Tensor, list[Value]]:
         fed = {placeholder: [value] for placeholder, value in zip(step.feeds, share.arrays, strict=True)}
         if step.rows is not None and share.is_stand_in:
             fed[step.rows] = [np.asarray(0, np.int64)]

@@ -17,6 +17,7 @@ from parallax.base.types import Array, AttrValue, Graph, GraphDef, Handle, NodeD
 from parallax.graph.view import Edge, GraphView, split_tensor
 from parallax.plans.gradient_rows import GradientPiece
 from parallax.plans.rewrites import TrainingMode
+from parallax.transform.building.batch_weights import BatchWeight
 from parallax.transform.building.copies import Copies, NamedTensor
 from parallax.transform.building.node_edits import (
     make_constant,
@@ -27,7 +28,6 @@ from parallax.transform.building.node_edits import (
     without_shapes,
 )
 from parallax.transform.building.reduce_and_broadcast import HorovodReducer, NoReducer, QueueReducer, Reducer
-from parallax.transform.building.shares import BatchShare
 from parallax.transform.building.wire import Wire
 
 SCOPE = "parallax"
@@ -178,9 +178,9 @@ class Editor:
         references: stand-ins for the user's reference variables, for ops that write them; other ops read them as
             inputs.
         waits: stand-ins for the user's nodes.
-        shares: this worker's share of the batches that may be uneven, by their placeholders.
+        batch_weights: this worker's weight in the batches that may be uneven, by their placeholders.
         fed_lengths: scalar that is fed for a batch length, by tensor -> that of the global batch.
-        micro_share: the share of a run's micro-batch in its step's examples, float64; None where no step is split.
+        micro_batch_weight: a micro-batch's fraction of its step's examples, float64; None where no step is split.
         accumulated: gradient as it leaves autodiff -> its mean over the batches of an update.
         accumulated_sizes: piece of accumulated rows -> the number of its accumulated rows.
         accumulated_keys: piece of accumulated rows that equal keys merge -> its accumulated keys.
@@ -212,9 +212,9 @@ class Editor:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     references: dict[str, Handle] = field(default_factory=dict)
     waits: dict[str, Operation] = field(default_factory=dict)
-    shares: dict[str, BatchShare] = field(default_factory=dict)
+    batch_weights: dict[str, BatchWeight] = field(default_factory=dict)
     fed_lengths: dict[str, Tensor] = field(default_factory=dict)
-    micro_share: Tensor | None = None
+    micro_batch_weight: Tensor | None = None
     accumulated: dict[str, Tensor] = field(default_factory=dict)
     accumulated_sizes: dict[GradientPiece, Tensor] = field(default_factory=dict)
     accumulated_keys: dict[GradientPiece, Tensor] = field(default_factory=dict)

@@ -68,14 +68,14 @@ class GlobalLengths:
         for batches, factor in length.terms:
             product = tf.constant(factor, tf.int64)
             for batch in batches:
-                product = product * self._editor.shares[batch].rows
+                product = product * self._editor.batch_weights[batch].rows
             found = found + product
         return found
 
     def _measure_sparse(self, tensor: str, part: ShardedAxis) -> Tensor:
         """The shape `[examples, longest]` of a sparse tensor of the global batch."""
         own = self._editor.tensor(tensor)
-        longest = self._editor.reducer.all_reduce(self._editor.shares[part.batch].zero_uncounted(own[1:]), "max")
+        longest = self._editor.reducer.all_reduce(self._editor.batch_weights[part.batch].zero_uncounted(own[1:]), "max")
         return tf.concat([tf.cast(self._length(own[0], part), own.dtype)[None], longest], 0)
 
     def _measure(self, node: str, number: int) -> Tensor:
@@ -89,7 +89,7 @@ class GlobalLengths:
         if source in self._layouts.concatenated:
             shape = tf.concat([[self._total(shape[0], self._layouts.concatenated[source])], shape[1:]], 0)
         if source in self._layouts.ends:
-            shape = self._editor.shares[self._layouts.ends[source].rows].rows[None] + 1
+            shape = self._editor.batch_weights[self._layouts.ends[source].rows].rows[None] + 1
         if layout is not None:
             shape = tf.concat(
                 [shape[: layout.axis], [self._length(shape[layout.axis], layout.part)], shape[layout.axis + 1 :]], 0
@@ -108,8 +108,8 @@ class GlobalLengths:
         """The length of a sharded axis in the program of one process."""
         factor = part.factor.number
         if factor is not None:
-            return self._editor.shares[part.batch].rows * (factor * part.blocks)
-        return self._editor.reducer.all_reduce(self._editor.shares[part.batch].zero_uncounted(own))
+            return self._editor.batch_weights[part.batch].rows * (factor * part.blocks)
+        return self._editor.reducer.all_reduce(self._editor.batch_weights[part.batch].zero_uncounted(own))
 
     def _compute(self, node: str) -> list[Tensor]:
         """The op of a node, on values of the global batch."""

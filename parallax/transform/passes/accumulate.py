@@ -17,9 +17,9 @@ import tensorflow as tf
 from parallax.base.types import Tensor
 from parallax.plans.gradient_rows import AccumulateGradient
 from parallax.plans.rewrites import Rewrites
+from parallax.transform.building.batch_weights import BatchWeight
 from parallax.transform.building.editor import SCOPE, Editor, GradientAccumulation
-from parallax.transform.building.shares import BatchShare
-from parallax.transform.passes.micro_shares import weigh
+from parallax.transform.passes.weigh_micro_batches import weigh
 
 
 def keep_gradients(editor: Editor, rewrites: Rewrites) -> None:
@@ -36,7 +36,7 @@ def keep_gradients(editor: Editor, rewrites: Rewrites) -> None:
 def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> None:
     accumulators: list[_KeptGradients] = []
     with tf.name_scope(f"{label}/"):
-        share = editor.shares[keep.batch] if keep.batch else None
+        share = editor.batch_weights[keep.batch] if keep.batch else None
         weights = _weights(editor, keep, share, label, accumulators)
         gradient = editor.at(keep.value_edges[0]) if keep.value_edges else editor.tensor(keep.values)
         if keep.power is not None:  # the first micro-batch may be the last one, and then nothing is accumulated
@@ -56,7 +56,7 @@ def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> N
 
 
 def _weights(
-    editor: Editor, keep: AccumulateGradient, share: BatchShare | None, label: str, accumulators: list[_KeptGradients]
+    editor: Editor, keep: AccumulateGradient, share: BatchWeight | None, label: str, accumulators: list[_KeptGradients]
 ) -> _Weights | None:
     """The weights of the batches so far, and of this run's; None where all are equal."""
     if keep.power is not None:
@@ -88,7 +88,7 @@ def _rows(
         adds = keep.constant[number] if keep.constant else False
         keys = editor.run_keys_of(piece) if piece is not None and piece.of and not adds else None
         if keep.batch and (piece is None or piece.kind != "shared"):  # a worker without examples has none
-            counted = editor.shares[keep.batch].counted_rows
+            counted = editor.batch_weights[keep.batch].counted_rows
             rows, ids, keys = counted(rows), counted(ids), counted(keys) if keys is not None else None
         all_values.append(_total(rows, f"{label}/values_{number}", accumulators, adds, weights))
         all_indices.append(ids if adds else _total(ids, f"{label}/indices_{number}", accumulators))

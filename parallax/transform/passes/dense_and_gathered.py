@@ -12,12 +12,12 @@ from parallax.graph.view import split_tensor
 from parallax.plans.gradient_rows import GradientPiece, SharedRows
 from parallax.plans.plan import ALLGATHER
 from parallax.plans.rewrites import AllReduce, Collect, Rewrites
+from parallax.transform.building.batch_weights import mask_uncounted
 from parallax.transform.building.collectives import all_gather, open_end
 from parallax.transform.building.copies import NamedTensor
 from parallax.transform.building.deduplicated_ids import INT32_ROWS, merge_equal_rows, merge_rows_of_equal_keys
 from parallax.transform.building.editor import SCOPE, Counter, Editor
 from parallax.transform.building.reduce_and_broadcast import Reducer
-from parallax.transform.building.shares import mask_uncounted
 from parallax.transform.building.wire import GRADIENTS
 
 
@@ -53,7 +53,7 @@ def _reduce(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
     named = editor.take_tensor(reduction.tensor) if weighed is None else weighed
     became_dense = editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum"
     build = partial(_build, editor.reducer, editor.worker.size, reduction.kind, became_dense)
-    shares = [editor.shares[reduction.batch].is_counted] if reduction.batch else []
+    shares = [editor.batch_weights[reduction.batch].is_counted] if reduction.batch else []
     if reduction.tensor in editor.accumulated or not editor.reducer.can_be_copied(named.dtype):
         return build(editor.leaving(reduction.tensor), *shares)
     return editor.copies.copy((_build, reduction.kind, became_dense), build, [named, *shares])
@@ -107,7 +107,7 @@ def _mean_of_rows(editor: Editor, reduction: AllReduce) -> Tensor:
     mean, rows = editor.leaving(reduction.tensor), editor.leaving(reduction.weight)
     count = tf.raw_ops.Shape(input=rows)[0]  # tf.shape would return the user's full static shape
     if reduction.batch:
-        count = editor.shares[reduction.batch].zero_uncounted(count)
+        count = editor.batch_weights[reduction.batch].zero_uncounted(count)
     weight = tf.cast(count, mean.dtype)
     total = tf.where(count > 0, mean * weight, tf.zeros_like(mean))
     return editor.reducer.all_reduce(total) / editor.reducer.all_reduce(weight)
@@ -149,7 +149,7 @@ def _collect(editor: Editor, collect: Collect) -> tuple[Tensor, Tensor]:
 
 def _counted_rows(editor: Editor, collect: Collect, rows: Tensor) -> Tensor:
     """Gradient rows of this worker's examples; none where it has no examples."""
-    return editor.shares[collect.batch].counted_rows(rows) if collect.batch else rows
+    return editor.batch_weights[collect.batch].counted_rows(rows) if collect.batch else rows
 
 
 def _densify(editor: Editor, collect: Collect, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:

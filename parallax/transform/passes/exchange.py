@@ -239,7 +239,7 @@ def _gather(editor: Editor, rewrites: Rewrites, exchange: _Exchange, members: li
         for one in pushes:
             pieces = [_values(editor, rewrites, exchange, one), tf.concat(_places(editor, exchange, one), 0)]
             if one.batch:
-                pieces = [editor.shares[one.batch].counted_rows(piece) for piece in pieces]
+                pieces = [editor.batch_weights[one.batch].counted_rows(piece) for piece in pieces]
             values.append(_cut_open(editor, pieces[0], one))
             places.append(_cut_open(editor, pieces[1], one))
         merged = merged_rows(exchange.ids, values, places)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 
 from parallax.base.types import DType, GraphDef, NodeDef, Value
-from parallax.graph.batches import batch_of, full_length, length_of_batch, place_of_share
+from parallax.graph.batches import batch_of, full_length, length_of_batch, locate_part
 from parallax.transform.building.editor import Worker
 
 
@@ -55,14 +55,14 @@ def add_full_batches(
     batches = []
     marked = [(name, node, full_length(node)) for name, node in nodes.items() if node.op == "Placeholder"]
     for name, node, of_all in marked:
-        begin, after = place_of_share(of_all, worker.island, worker.islands)
+        begin, after = locate_part(of_all, worker.island, worker.islands)
         total = after - begin
         length = length_of_batch(nodes, node) if total else ""
         if batch_of(node) in cut:
             total = total // micro_batches if total % (micro_batches * worker.size) == 0 else 0
         if total < worker.size or not length or f"{name}/full" in nodes:
             continue
-        first, end = place_of_share(total, worker.rank, worker.size)
+        first, end = locate_part(total, worker.rank, worker.size)
         _add_full(graph_def, node, end - first)
         batches.append(FullBatch(f"{name}:0", f"{name}/full:0", end - first, f"{length}:0", total))
     return tuple(batches)

@@ -29,10 +29,10 @@ from parallax.plans.layouts import (
 )
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.axes import add_to_numbers, slice_axis, with_axis_back, with_axis_first
+from parallax.transform.building.batch_weights import mask_uncounted
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.global_lengths import GlobalLengths
-from parallax.transform.building.shares import mask_uncounted
 
 _NO_ENTRIES = (
     "The last example of a batch has no entry in {!r}, so one process's result would have fewer rows than the batch. "
@@ -69,7 +69,7 @@ def _change_layouts(editor: Editor, layouts: LayoutRewrites) -> None:
             build.local_shape(shape)
         for one in layouts.reported:
             value = editor.tensor(one.tensor)
-            value = editor.shares[one.batch].zero_uncounted(value) if one.batch else value
+            value = editor.batch_weights[one.batch].zero_uncounted(value) if one.batch else value
             value = value * tf.constant(editor.worker.size, value.dtype)
             editor.redirect(editor.view.consumers(one.tensor), value)
             editor.full_tensors[one.tensor] = str(value.name)
@@ -132,14 +132,16 @@ class _Build:
 
     def _exclude_stand_in(self, tensor: Tensor, layout: Partial, batch: str) -> Tensor:
         """A worker's part of a reduction; for a stand-in, the neutral element."""
-        return mask_uncounted(self._editor.shares[batch].is_counted, tensor, layout.kind)
+        return mask_uncounted(self._editor.batch_weights[batch].is_counted, tensor, layout.kind)
 
     def _change_tensor(self, tensor: Tensor, before: Layout, after: Layout) -> Tensor:
         if before == after:
             return tensor
         if isinstance(after, ExampleNumbers) and after.times:
             times = tf.reduce_prod([tf.cast(self._editor.tensor(one), tf.int64) for one in after.times])
-            return self._editor.shares[after.part.batch].localize(tensor, self._firsts[after.of], times, after.of)
+            return self._editor.batch_weights[after.part.batch].localize(
+                tensor, self._firsts[after.of], times, after.of
+            )
         if isinstance(after, ExampleNumbers):
             return add_to_numbers(tensor, -self._firsts[after.of], self._columns[after.of])
         if not isinstance(before, Replicated):
@@ -173,7 +175,7 @@ class _Build:
         if tensor.shape.rank is None:
             first = tf.reshape(first, tf.stack([tf.shape(first)[0], tf.reduce_prod(others)]))
         pieces = tf.split(first, blocks) if blocks > 1 else [first]
-        pieces = [self._editor.shares[layout.part.batch].counted_rows(piece) for piece in pieces]
+        pieces = [self._editor.batch_weights[layout.part.batch].counted_rows(piece) for piece in pieces]
         gathered = [self._gather_rows(piece) for piece in pieces]
         whole = tf.concat(gathered, 0) if blocks > 1 else gathered[0]
         if tensor.shape.rank is None:
@@ -201,7 +203,7 @@ class _Build:
         if not part.is_even:
             dealt = self._find_dealt(part)
             return slice_axis(tensor, axis, dealt.first, dealt.computed)
-        share = self._editor.shares[part.batch]
+        share = self._editor.batch_weights[part.batch]
         length = tf.shape(tensor, out_type=tf.int64)[axis]
         factor = length // tf.maximum(share.rows * part.blocks, 1)
         local = share.local
@@ -226,7 +228,7 @@ class _Build:
     def _find_dealt(self, part: ShardedAxis) -> _Dealt:
         """This worker's entries of an unevenly distributed axis."""
         if part.factor not in self._dealt:
-            worker, share = self._editor.worker, self._editor.shares[part.batch]
+            worker, share = self._editor.worker, self._editor.batch_weights[part.batch]
             dealt = (
                 (tensor, one.axis) for tensor, one in self._layouts.sharded.items() if one.part.factor == part.factor
             )
@@ -246,7 +248,7 @@ class _Build:
 
     def _offset(self, batch: str) -> Tensor:
         """The number of examples of the preceding workers."""
-        share = self._editor.shares[batch]
+        share = self._editor.batch_weights[batch]
         if share.first is not None:
             return share.first
         if share.source not in self._offsets:
@@ -260,7 +262,7 @@ class _Build:
         """Weights a mean by this worker's share of the averaged entries."""
         value = self._editor.tensor(f"{mean.node}:0")
         if mean.dealt is None:
-            self._editor.redirect(mean.edges, self._editor.shares[mean.batch].weigh(value))
+            self._editor.redirect(mean.edges, self._editor.batch_weights[mean.batch].weigh(value))
             return
         dealt = self._find_dealt(mean.dealt)
         share = tf.math.divide_no_nan(tf.cast(dealt.counted, value.dtype), tf.cast(dealt.total, value.dtype))
@@ -276,7 +278,7 @@ class _Build:
             return
         factor: int | Tensor | None = one.part.factor.number
         if factor is None:
-            local = editor.shares[one.part.batch].local
+            local = editor.batch_weights[one.part.batch].local
             entries = editor.tensor(one.along) if one.along else counted
             factor = tf.shape(entries, out_type=tf.int64)[0] // tf.maximum(local, 1)
         first = self._firsts[one.node] = self._offset(one.part.batch) * factor
@@ -289,7 +291,7 @@ class _Build:
         Where the last example of the global batch has none, one process's result is shorter than the batch: a run
         raises an error.
         """
-        rows, share = self._editor.tensor(f"{one.node}:0"), self._editor.shares[one.batch]
+        rows, share = self._editor.tensor(f"{one.node}:0"), self._editor.batch_weights[one.batch]
         missing = share.local - tf.shape(rows, out_type=tf.int64)[0]
         others = tf.zeros([tf.rank(rows) - 1, 2], tf.int64)
         has_more = self._offset(one.batch) + share.local < share.rows
@@ -304,5 +306,5 @@ class _Build:
         editor, edge = self._editor, one.edge
         tensor = editor.view.inputs(edge.node)[edge.slot]
         whole = self._global.find_value(tensor)
-        local_length = editor.shares[one.batch].take_length(whole[one.axis : one.axis + 1])
+        local_length = editor.batch_weights[one.batch].take_length(whole[one.axis : one.axis + 1])
         editor.redirect([edge], tf.concat([whole[: one.axis], local_length, whole[one.axis + 1 :]], 0))

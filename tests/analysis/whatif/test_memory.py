@@ -90,7 +90,7 @@ def test_an_open_batch_is_as_large_as_one_says():
     one, two = (memory(graph_of(None), examples=n) for n in (1000, 2000))
     assert (one.examples, two.examples) == (1000, 2000)
     assert two.processes[0].activation_bytes > 1.9 * one.processes[0].activation_bytes
-    assert "leaves the batch open" in memory_table(memory(graph_of(None)))
+    assert "leaves the batch length open" in memory_table(memory(graph_of(None)))
 
 
 def test_tensors_live_from_the_op_that_makes_them_to_the_last_that_takes_them(analysed):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from parallax.analysis.layouts.rules.along import add_by_segment, lookup
 from parallax.analysis.layouts.rules.facts import REPLICATED, SUM, Fact
 from parallax.analysis.layouts.rules.joins import are_zeros
+from parallax.analysis.layouts.rules.lookups import look_up_rows
+from parallax.analysis.layouts.rules.reductions import add_by_segment
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.batches import sparse_feeds
 from parallax.graph.lengths import ONE, Length
@@ -174,7 +175,7 @@ def look_up(step: StepWalk, node: str) -> list[Fact] | None:
     axis = step.inputs(node)[2].numbers() if step.view.op(node) == "GatherV2" else [0]
     is_vector = indices.rank == 1 or (numbers is not None and numbers.times)
     if indices.part is None or numbers is None or not is_vector or axis != [0]:
-        return lookup(step, node)
+        return look_up_rows(step, node)
     step.require_layout(node, 1, numbers)
     dims = None if params.dims is None or indices.dims is None else (*indices.dims, *params.dims[1:])
     return step.all_outputs(node, Sharded(0, indices.part), dims)

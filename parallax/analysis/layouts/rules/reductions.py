@@ -1,9 +1,10 @@
-"""Layout rules of ops that reduce along axes."""
+"""Layout rules of ops that reduce along axes, by segment, or by value."""
 
 from __future__ import annotations
 
-from parallax.analysis.layouts.rules.elementwise import INTEGERS
+from parallax.analysis.layouts.rules.elementwise import INTEGERS, align
 from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Dims, Fact
+from parallax.analysis.layouts.rules.plain import is_plain
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.rules.values import compute_value, summed_axes
 from parallax.graph.lengths import ONE, Length
@@ -98,3 +99,44 @@ def bias_gradient(step: StepWalk, node: str) -> list[Fact] | None:
         return step.all_outputs(node, fact.layout)
     channels = 1 if step.view.nodes[node].attr["data_format"].s == b"NCHW" else (fact.rank or 0) - 1
     return step.all_outputs(node, SUM) if fact.part is not None and fact.axis != channels else None
+
+
+def add_by_segment(step: StepWalk, node: str) -> list[Fact] | None:
+    """UnsortedSegmentSum and similar: a partial sum, where rows and their segments are sharded alike.
+
+    An axis after those of the segments stays sharded.
+    """
+    kind = {"UnsortedSegmentSum": "sum", "UnsortedSegmentMax": "max", "UnsortedSegmentMin": "min"}[step.view.op(node)]
+    data, segments, count = step.inputs(node)
+    if is_plain((data, segments, count)):
+        step.require_layout(node, 2, REPLICATED)
+        return step.all_outputs(node, REPLICATED if data.is_same and segments.is_same else LENGTHS)
+    step.require_layout(node, 2, REPLICATED)
+    if isinstance(data.layout, Partial) and data.layout.kind == kind and segments.is_same:
+        return step.all_outputs(node, data.layout)
+    if data.axis is not None and data.part is not None and segments.rank and data.axis >= segments.rank:
+        step.require_layout(node, 1, REPLICATED)
+        return step.all_outputs(node, Sharded(data.axis - segments.rank + 1, data.part))
+    part = data.part if data.axis == 0 else segments.part if segments.axis == 0 else None
+    if part is None or any(f.axis not in (0, None) for f in (data, segments)):
+        return None
+    for slot, fact in ((0, data), (1, segments)):
+        if align(step, node, slot, fact, 0, part).part is None:
+            return None
+    if not isinstance(count.value, Length) or data.dims is None or segments.rank is None:
+        return step.all_outputs(node, Partial(kind))
+    return step.all_outputs(node, Partial(kind), (count.value, *data.dims[segments.rank :]))
+
+
+def count_values(step: StepWalk, node: str) -> list[Fact] | None:
+    """DenseBincount: the count of each value in each row of a matrix, or in a sharded vector."""
+    values, _, weights = step.inputs(node)
+    if values.part is None or values.axis != 0 or values.rank not in (1, 2):
+        return None
+    step.require_layout(node, 1, REPLICATED)
+    is_weighed = weights.dims is None or Length() not in weights.dims
+    if is_weighed and align(step, node, 2, weights, 0, values.part).part is None:
+        return None
+    if values.rank == 2:
+        return step.all_outputs(node, Sharded(0, values.part))
+    return step.all_outputs(node, Partial("max") if step.view.flag(node, "binary_output") else SUM)

@@ -1,7 +1,7 @@
 """Finds the batches of a script's graph: feeds, iterators and queues with an open first dimension.
 
 A worker's script feeds its share of the global batch there. Batches that one op combines have equal lengths; where they
-do not, the first step raises the error (transform/passes/share_batches.py).
+do not, the first step raises the error (transform/passes/weigh_uneven_batches.py).
 """
 
 from __future__ import annotations

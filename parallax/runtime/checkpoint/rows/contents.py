@@ -16,7 +16,7 @@ import numpy as np
 from parallax.base.types import Array, Comm, Session, Value
 from parallax.runtime.checkpoint.format.links import HEADER, ROWS, VALUES, Header, RowsWritten
 from parallax.runtime.checkpoint.format.stored_tensors import chunks, slice_text
-from parallax.runtime.checkpoint.rows.dealing import DistributedRows, rounds, run_of, send_rows
+from parallax.runtime.checkpoint.rows.redistribute_rows import DistributedRows, rounds, run_of, send_rows
 from parallax.runtime.checkpoint.rows.variable_rows import ReadableRows, ReadableVariable, RowsOnServers, ShardedRows
 from parallax.runtime.worker.barrier import barrier
 

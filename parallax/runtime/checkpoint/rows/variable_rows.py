@@ -3,7 +3,7 @@
 There is one class for each way to store a variable. All have the same two calls, which every worker makes in the same
 order: `read` collects rows on worker 0, `write` sends them from worker 0 to the processes that store them. No other
 process receives rows that it does not store, and none receives more than the range. Rows that are sharded over several
-processes can be distributed to several workers too (dealing.py).
+processes can be distributed to several workers too (redistribute_rows.py).
 
 Between workers, rows travel as bytes through mpi4py, which handles all types and needs no ops of equal names on all
 workers; between worker 0 and servers, they travel through TensorFlow. A range of rows is a range of local rows on each
@@ -21,7 +21,7 @@ import numpy as np
 from parallax.base.types import Array, ArrayOnWorker0, Comm, Session, Value
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
-from parallax.runtime.checkpoint.rows.dealing import DistributedRows, bytes_of, empty, send_rows
+from parallax.runtime.checkpoint.rows.redistribute_rows import DistributedRows, bytes_of, empty, send_rows
 from parallax.runtime.checkpoint.rows.row_ops import (
     PickedRows,
     RowOps,

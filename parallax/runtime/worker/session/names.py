@@ -103,7 +103,7 @@ class Names:
             sources: the gradient sources that it trains with.
             run: the micro-batch; None if the step is not split.
         """
-        share = self._worker_graph.micro_share
+        share = self._worker_graph.micro_batch_weight
         if run is None or not share:
             return {}
         keepings = [self._accumulated_gradients().keepings[source] for source in sources] if run.count == 1 else []

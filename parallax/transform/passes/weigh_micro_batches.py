@@ -18,7 +18,7 @@ def weigh_micro_batches(editor: Editor, rewrites: Rewrites) -> None:
     """Weights results, terms of sums, and values added to variables by the share of their micro-batch."""
     for one in rewrites.micro_batches:
         with tf.name_scope(f"{SCOPE}/micro_batch/"):
-            editor.micro_share = tf.compat.v1.placeholder_with_default(np.float64(1.0), [], name="share")
+            editor.micro_batch_weight = tf.compat.v1.placeholder_with_default(np.float64(1.0), [], name="share")
             for weighed in one.weighed:
                 editor.redirect([weighed.edge], weigh(editor, editor.at(weighed.edge), weighed.power))
             for result in one.results:
@@ -33,8 +33,8 @@ def weigh_micro_batches(editor: Editor, rewrites: Rewrites) -> None:
 
 def weigh(editor: Editor, tensor: Tensor, power: float) -> Tensor:
     """A tensor times a power of the share."""
-    assert editor.micro_share is not None, "a step is cut"
-    return tensor * tf.cast(editor.micro_share**power, tensor.dtype) if power else tensor
+    assert editor.micro_batch_weight is not None, "a step is cut"
+    return tensor * tf.cast(editor.micro_batch_weight**power, tensor.dtype) if power else tensor
 
 
 def _hand_on_at_once(editor: Editor, tensor: str) -> None:

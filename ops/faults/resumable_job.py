@@ -1,4 +1,4 @@
-"""A trial's job that goes on after faults: `python -m ops.faults.going_on MARK local|RESOURCE_FILE KIND FOLDER`.
+"""A trial's job that goes on after faults: `python -m ops.faults.resumable_job MARK local|RESOURCE_FILE KIND FOLDER`.
 
 It is a user's script, which trains to a step; what it feeds follows from the global step. In FOLDER, worker 0 writes a
 line for every step (the job's mark, the step, the machine's clock), and at the end all variables and slots. Until the
@@ -17,7 +17,7 @@ from unittest import mock
 
 import parallax
 from ops.faults.job import launch_within
-from ops.faults.training import IDS, LIMITS, ROWS, built
+from ops.faults.training import IDS, LIMITS, ROWS, build_graph
 from parallax.entry import api
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.supervisor.processes import JOB_ID
@@ -39,7 +39,7 @@ def main() -> None:
         restart=parallax.RestartConfig(MOST_RESTARTS),
         seed=1,
     )
-    graph = built()
+    graph = build_graph()
     state = {variable.op.name: variable for variable in graph.get_collection("variables")}
     mock.patch.object(api, "launch", partial(launch_within, LIMITS, launch)).start()
     resource = None if where == "local" else where

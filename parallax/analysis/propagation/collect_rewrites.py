@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from parallax.analysis.layouts.batch_names import name_batches
 from parallax.analysis.layouts.layout_notes import note_layouts
-from parallax.analysis.propagation import kept_batches, own_state, stand_ins, visit_node
-from parallax.analysis.propagation.cut_steps import cut_step
+from parallax.analysis.propagation import accumulated_batches, stand_ins, visit_node, worker_state
 from parallax.analysis.propagation.gradient_pieces import find_outside_edges, list_accumulated_gradients
 from parallax.analysis.propagation.server_nodes import check_reads, find_owned_nodes
+from parallax.analysis.propagation.split_micro_batches import cut_step
 from parallax.analysis.propagation.states import AtOwners, Rows
 from parallax.analysis.propagation.walk import Merge, Walk
 from parallax.base.errors import GraphError
@@ -45,7 +45,7 @@ def collect_rewrites(walk: Walk, terms: TrainingMode) -> Rewrites:
         _check_layouts(walk, terms)
     is_accumulated = terms.accumulate_steps > 1
     if is_accumulated:
-        kept_batches.check_kept(walk)
+        accumulated_batches.check_kept(walk)
     is_pushed = {key: _is_pushed(walk, merge) for key, merge in walk.merges.items()}
     pushes = tuple(_push(walk, merge) for key, merge in walk.merges.items() if is_pushed[key])
     owned, gathers = find_owned_nodes(walk), tuple(_list_gathers(walk))
@@ -68,7 +68,7 @@ def collect_rewrites(walk: Walk, terms: TrainingMode) -> Rewrites:
         equal_random_ops=_list_equal_draws(walk),
         initial_random_ops=_list_initial_draws(walk),
         local_variables=tuple(sorted(walk.assumptions.local_variables)),
-        batch_writes=kept_batches.find_batch_writes(walk) if is_accumulated else (),
+        batch_writes=accumulated_batches.find_batch_writes(walk) if is_accumulated else (),
         scatters=tuple(walk.scatters),
         owned=owned,
         terms=terms,
@@ -200,4 +200,4 @@ def _list_initial_draws(walk: Walk) -> tuple[str, ...]:
 
 def _note_means(walk: Walk) -> tuple[str, ...]:
     """The plan's notes where losses are not analysed by layouts."""
-    return walk.facts.captured.note_of_means, *own_state.note_local_state(walk)
+    return walk.facts.captured.note_of_means, *worker_state.note_local_state(walk)

@@ -10,44 +10,44 @@ from parallax.graph.view import split_tensor
 from parallax.plans.layouts import FedLength
 from parallax.plans.rewrites import Rewrites
 from parallax.plans.uneven_batches import UnevenBatch
+from parallax.transform.building.batch_weights import BatchWeight
 from parallax.transform.building.editor import SCOPE, Editor
-from parallax.transform.building.shares import BatchShare
 
 
-def share_batches(editor: Editor, rewrites: Rewrites) -> None:
+def weigh_uneven_batches(editor: Editor, rewrites: Rewrites) -> None:
     """Computes each worker's share of all examples, for the batches that may be uneven."""
-    by_source: dict[str, BatchShare] = {}
+    by_source: dict[str, BatchWeight] = {}
     for batch in rewrites.batches:
         with tf.name_scope(f"{SCOPE}/batch/"):
             if batch.placeholder not in by_source:
                 by_source[batch.placeholder] = _share(editor, batch)
-            editor.shares[batch.name] = _with_equal_lengths(editor, batch, by_source[batch.placeholder])
+            editor.batch_weights[batch.name] = _with_equal_lengths(editor, batch, by_source[batch.placeholder])
     for fed in (one for layouts in rewrites.layouts for one in layouts.fed):
         with tf.name_scope(f"{SCOPE}/batch/"):
-            _take_fed_length(editor, fed, editor.shares[fed.batch])
+            _take_fed_length(editor, fed, editor.batch_weights[fed.batch])
     for scatter in rewrites.scatters:
         if scatter.batch:
             with tf.name_scope(f"{SCOPE}/batch/"):
-                share = editor.shares[scatter.batch]
+                share = editor.batch_weights[scatter.batch]
                 editor.accumulated[scatter.tensor] = share.zero_uncounted(editor.leaving(scatter.tensor))
 
 
-def _share(editor: Editor, batch: UnevenBatch) -> BatchShare:
+def _share(editor: Editor, batch: UnevenBatch) -> BatchWeight:
     if batch.examples:
         counts = (1, editor.worker.size, editor.worker.rank)
         local_length, rows, first = (tf.constant(batch.examples * workers, tf.int64) for workers in counts)
-        return BatchShare.of(batch.placeholder, local_length, rows, local_length, first)
+        return BatchWeight.of(batch.placeholder, local_length, rows, local_length, first)
     local = _length(editor, batch.placeholder) - (1 if batch.has_end else 0)
     if batch.length is None:
-        local_length = editor.shares[batch.examples_of].zero_uncounted(local) if batch.examples_of else local
-        return BatchShare.of(batch.placeholder, local_length, editor.reducer.all_reduce(local_length), local)
+        local_length = editor.batch_weights[batch.examples_of].zero_uncounted(local) if batch.examples_of else local
+        return BatchWeight.of(batch.placeholder, local_length, editor.reducer.all_reduce(local_length), local)
     local_length = editor.at(batch.length)
     editor.redirect([batch.length], editor.reducer.all_reduce(local_length))
     rows = editor.tensor(f"{batch.length.node}:0")  # where that is fed, no op waits for the sum
-    return BatchShare.of(batch.placeholder, local_length, rows, local)
+    return BatchWeight.of(batch.placeholder, local_length, rows, local)
 
 
-def _take_fed_length(editor: Editor, fed: FedLength, share: BatchShare) -> None:
+def _take_fed_length(editor: Editor, fed: FedLength, share: BatchWeight) -> None:
     """Sets the length of a worker's batch, including a stand-in's, and the global one where the script feeds it."""
     number = editor.tensor(fed.tensor)
     message = (
@@ -62,7 +62,7 @@ def _take_fed_length(editor: Editor, fed: FedLength, share: BatchShare) -> None:
     editor.fed_lengths[fed.tensor] = rows
 
 
-def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -> BatchShare:
+def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchWeight) -> BatchWeight:
     """The share, with a check that other sources of the batch have the same length."""
     checks = [
         tf.raw_ops.Assert(
@@ -74,7 +74,7 @@ def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchShare) -
     if not checks:
         return share
     with tf.control_dependencies(checks):
-        return BatchShare.of(share.source, tf.identity(share.count), share.rows, share.local, share.first)
+        return BatchWeight.of(share.source, tf.identity(share.count), share.rows, share.local, share.first)
 
 
 def _name_in_script(editor: Editor, batch: str) -> str:

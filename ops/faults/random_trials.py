@@ -117,7 +117,7 @@ TRAINING_ON_HOSTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class RandomTrial:
     """A trial: a job, a fault, and the rank that it meets where it meets one."""
 
     job: Job
@@ -143,7 +143,7 @@ class Drawn:
         return f"{self.fault} of rank {self.rank}, {self.job.kind} on {where}, after {self.after_s:.1f} s"
 
 
-def drawn(random: Random, has_lab: bool) -> Drawn:
+def draw_trial(random: Random, has_lab: bool) -> RandomTrial:
     """The trial of a seed."""
     trains, on_hosts = random.random() < _TRAINING_SHARE, random.random() < _HOSTS_SHARE and has_lab
     if trains:
@@ -161,4 +161,4 @@ def drawn(random: Random, has_lab: bool) -> Drawn:
     if on_hosts and fault.victim == "agent" and fault.number == signal.SIGSTOP:
         # Alone on its host a supervisor cannot be told from the host; its neighbour tells them apart.
         rank = max(rank, 1)
-    return Drawn(job, fault, rank, random.uniform(*job.moments_s))
+    return RandomTrial(job, fault, rank, random.uniform(*job.moments_s))

@@ -1,6 +1,6 @@
 """Each worker's share of the examples of a step, where per-worker batches may have unequal lengths.
 
-Shares add up to 1 over the workers. A worker without examples computes on a stand-in (batches/shares.py), which
+Shares add up to 1 over the workers. A worker without examples computes on a stand-in (batches/split_batch.py), which
 contributes nothing: a product with a share of 0 is 0, whatever the other factor; sums and extremes over the workers
 exclude the worker; and it sends no gradient rows.
 """
@@ -20,13 +20,13 @@ _OF_OTHERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class BatchShare:
+class BatchWeight:
     """A worker's share of one step's batch.
 
     Attributes:
         source: the tensor of the user's graph whose first dimension is the batch.
         rows: the number of examples of all workers; a scalar of type int64.
-        local_share: this worker's fraction of them; a scalar of type float64.
+        fraction: this worker's fraction of them; a scalar of type float64.
         is_counted: whether this worker has any; a boolean scalar.
         count: the number of this worker's examples; a scalar of type int64.
         local: the number that it computes on, including a stand-in; a scalar of type int64.
@@ -35,21 +35,21 @@ class BatchShare:
 
     source: str
     rows: Tensor
-    local_share: Tensor
+    fraction: Tensor
     is_counted: Tensor
     count: Tensor
     local: Tensor
     first: Tensor | None = None
 
     @staticmethod
-    def of(source: str, count: Tensor, rows: Tensor, local: Tensor, first: Tensor | None = None) -> BatchShare:
+    def of(source: str, count: Tensor, rows: Tensor, local: Tensor, first: Tensor | None = None) -> BatchWeight:
         """The share of `count` rows of `rows`, where a worker computes on `local` rows; scalars of type int64."""
         share = tf.math.divide_no_nan(tf.cast(count, tf.float64), tf.cast(rows, tf.float64))
-        return BatchShare(source, rows, share, count > 0, count, local, first)
+        return BatchWeight(source, rows, share, count > 0, count, local, first)
 
     def weigh(self, tensor: Tensor) -> Tensor:
         """A tensor times the share."""
-        return tf.math.multiply_no_nan(tensor, tf.cast(self.local_share, tensor.dtype))
+        return tf.math.multiply_no_nan(tensor, tf.cast(self.fraction, tensor.dtype))
 
     def zero_uncounted(self, tensor: Tensor) -> Tensor:
         """The tensor if this worker has examples, else zeros of its shape."""

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
-from parallax.runtime.checkpoint.rows.dealing import rounds, run_of, send_rows
+from parallax.runtime.checkpoint.rows.redistribute_rows import rounds, run_of, send_rows
 from parallax.runtime.checkpoint.rows.variable_rows import RowsOnServers, ShardedRows
 
 WIDTH, LIMIT_S = 3, 30

@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from ops.faults.drawn import OF_HOSTS, OF_OTHERS, OF_SERVERS, OF_WORKERS, Fault
-from ops.faults.going_on import HURRY, LAST_STEP, STEPS, VALUES
 from ops.faults.harmless import HARMLESS, start_second_job
-from ops.faults.running import RunningJob, Seen, daemon_of, wait
+from ops.faults.random_trials import OF_HOSTS, OF_OTHERS, OF_SERVERS, OF_WORKERS, Fault
+from ops.faults.resumable_job import HURRY, LAST_STEP, STEPS, VALUES
+from ops.faults.running_job import RunningJob, Seen, daemon_of, wait
 from ops.lab import Lab, why_not
 from parallax.runtime.supervisor.processes import JOB_ID
 
@@ -43,7 +43,7 @@ _JOBS = (("workers", "local"), ("servers", "local"), ("workers", "hosts"), ("ser
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
+class InjectedFault:
     """A fault that met a job.
 
     Attributes:
@@ -77,7 +77,7 @@ def run_all(number: int, first: int, at_a_time: int = 1) -> int:
         with ThreadPoolExecutor(at_a_time) as pool:
             for ended in [pool.submit(trials.run) for _ in range(at_a_time)]:
                 ended.result()
-    return trials.told()
+    return trials.report()
 
 
 class _Trials:
@@ -97,7 +97,7 @@ class _Trials:
         self._expected = 0  # faults that have met jobs, or shall meet those that run
         self._undisturbed: dict[tuple[str, str], Path] = {}
         self._undisturbed_lock = threading.Lock()
-        self._struck: list[Struck] = []
+        self._injected: list[InjectedFault] = []
         self._wrong: list[str] = []
         self._jobs = 0
 
@@ -110,14 +110,14 @@ class _Trials:
                 kind, where = random.choice(_JOBS if lab is not None else _JOBS[:2])
                 own = lab if where == "hosts" else None
                 undisturbed = self._values_of_undisturbed(kind, where, own)
-                found, what = _GoingOn(self._folder / f"job-{seed}", kind, own).meets(
+                found, what = _RestartedJob(self._folder / f"job-{seed}", kind, own).inject(
                     random, _FAULTS_OF_A_JOB, undisturbed
                 )
                 self._note(f"seed {seed}, {kind}, {where}", found, what)
 
-    def told(self) -> int:
+    def report(self) -> int:
         """Prints how many faults there were, what was wrong, and how long steps kept away; 0 where nothing was."""
-        struck, wrong = self._struck, self._wrong
+        struck, wrong = self._injected, self._wrong
         print(f"{len(struck)} faults in {self._jobs} jobs, {self._jobs - len(wrong)} ended trained with equal values.")
         print(", ".join(f"{kind}: {sum(what.startswith(kind) for what in wrong)}" for kind in KINDS))
         for is_silent, name in ((False, "that tell of themselves"), (True, "that are found by silence")):
@@ -134,12 +134,12 @@ class _Trials:
             self._expected += _FAULTS_OF_A_JOB
             return next(self._seeds)
 
-    def _note(self, job: str, found: list[Struck], what: str) -> None:
+    def _note(self, job: str, found: list[InjectedFault], what: str) -> None:
         with self._lock:
             print(f"{job}: {what or 'trained, values equal'}", flush=True)
             for one in found:
                 print(f"  {one.what}: {'no restart' if one.seconds is None else f'{one.seconds:.1f} s'}", flush=True)
-            self._struck += found
+            self._injected += found
             self._wrong += [what] if what else []
             self._jobs += 1
             does_start = bool(found or not what)
@@ -150,14 +150,14 @@ class _Trials:
         with self._undisturbed_lock:
             if (kind, where) not in self._undisturbed:
                 folder = self._folder / f"undisturbed-{kind}-{where}"
-                found, what = _GoingOn(folder, kind, lab).meets(Random(0), 0, None)
+                found, what = _RestartedJob(folder, kind, lab).inject(Random(0), 0, None)
                 if what or found:
                     raise RuntimeError(f"A job without faults must end well: {what}")
                 self._undisturbed[kind, where] = folder / VALUES
             return self._undisturbed[kind, where]
 
 
-class _GoingOn:
+class _RestartedJob:
     """A job that runs."""
 
     def __init__(self, folder: Path, kind: str, lab: Lab | None) -> None:
@@ -165,11 +165,13 @@ class _GoingOn:
         self._folder = folder
         self._second_jobs = 0
         where = "local" if lab is None else str(lab.resource_file([1, 1], [1, 1] if kind == "servers" else ()))
-        self._job = RunningJob(folder, str(folder), ["ops.faults.going_on", folder.name, where, kind, str(folder)], lab)
+        self._job = RunningJob(
+            folder, str(folder), ["ops.faults.resumable_job", folder.name, where, kind, str(folder)], lab
+        )
 
-    def meets(self, random: Random, faults: int, undisturbed: Path | None) -> tuple[list[Struck], str]:
+    def inject(self, random: Random, faults: int, undisturbed: Path | None) -> tuple[list[InjectedFault], str]:
         """Lets faults meet the job; gives those that did, and what was wrong in the end."""
-        found: list[Struck] = []
+        found: list[InjectedFault] = []
         try:
             for _ in range(faults):
                 since_s = time.monotonic()
@@ -178,7 +180,7 @@ class _GoingOn:
                 time.sleep(random.uniform(*_MOMENTS_S))
                 if self._job.process.poll() is not None or self._steps()[-1][1] > LAST_STEP - 50:
                     break
-                one = self._strike(random)
+                one = self._inject_fault(random)
                 if one.wrong:
                     return found, f"outlived: {one.what}: {one.wrong}: {self._said()}"
                 if one.seconds is None and not one.is_harmless:
@@ -189,7 +191,7 @@ class _GoingOn:
         finally:
             self._job.kill()
 
-    def _strike(self, random: Random) -> Struck:
+    def _inject_fault(self, random: Random) -> InjectedFault:
         """Does one fault, and waits for what comes of it."""
         current = self._steps()[-1][0]
         ranks = self._ranks(current)
@@ -197,16 +199,16 @@ class _GoingOn:
         struck_s = time.monotonic()
         if spare and random.random() < _SPARE_SHARE:
             os.kill(random.choice(spare), signal.SIGKILL)
-            return Struck("spare SIGKILL", None, is_harmless=True)
+            return InjectedFault("spare SIGKILL", None, is_harmless=True)
         if random.random() < _HARMLESS_SHARE:
-            return self._meets_harmless(random)
+            return self._inject_harmless(random)
         fault, pid = random.choice(list(self._victims(ranks)))
         os.kill(pid, fault.number)
         wait(lambda: self._next_step_s(struck_s, other_than=current) is not None, _HANG_S)
         next_s = self._next_step_s(struck_s, other_than=current)
-        return Struck(str(fault), None if next_s is None else next_s - struck_s, fault.number in _STOPS)
+        return InjectedFault(str(fault), None if next_s is None else next_s - struck_s, fault.number in _STOPS)
 
-    def _meets_harmless(self, random: Random) -> Struck:
+    def _inject_harmless(self, random: Random) -> InjectedFault:
         """Does what a job outlives by itself."""
         name = random.choice([*HARMLESS, "second job"])
         if name in HARMLESS:
@@ -218,7 +220,7 @@ class _GoingOn:
                 self._folder / "checkpoints",
                 lambda: self._job.process.poll() is None,
             )
-        return Struck(name, None, is_harmless=not wrong, wrong=wrong)
+        return InjectedFault(name, None, is_harmless=not wrong, wrong=wrong)
 
     def _victims(self, ranks: dict[str, list[int]]) -> Iterator[tuple[Fault, int]]:
         """Each fault, with each process of the job that it may meet; every kind of victim equally often."""

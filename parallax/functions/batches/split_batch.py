@@ -2,7 +2,7 @@
 
 Concatenated, the shares are the batch of one process. A batch with fewer rows than workers leaves some workers without
 examples: these compute on a stand-in, a row of another worker, which contributes nothing
-(transform/building/shares.py). So no op runs on an empty batch, which many kernels reject.
+(transform/building/batch_weights.py). So no op runs on an empty batch, which many kernels reject.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 from parallax.base.errors import SessionError
 from parallax.base.types import Array, DType, Nest, RaggedTensor, TensorLike
 from parallax.functions.batches.numbered_rows import NumberedRows
-from parallax.graph.batches import place_of_share
+from parallax.graph.batches import locate_part
 
 _UNEQUAL = (
     "The parts of this batch have different numbers of rows: {lengths}. Each worker gets its rows of every part, so "
@@ -31,7 +31,7 @@ _NO_ROW = (
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BatchPart:
     """A worker's share of a global batch.
 
     Attributes:
@@ -162,7 +162,7 @@ def examples_of(batch: Nest, size: int) -> list[int]:
     return [-(-int(one.shape[0]) // size) if _has_rows(one) else 0 for one in flat]
 
 
-def share_of(batch: Nest, rank: int, size: int, islands: int = 1) -> Share:
+def take_part(batch: Nest, rank: int, size: int, islands: int = 1) -> BatchPart:
     """A worker's rows of a batch; concatenated in rank order, they are the batch. Scalars go to all workers.
 
     Args:
@@ -175,13 +175,13 @@ def share_of(batch: Nest, rank: int, size: int, islands: int = 1) -> Share:
         SessionError: an island has no row.
     """
     rows, (island, replica) = count_rows(batch), divmod(rank, size // islands)
-    begin, after = place_of_share(rows, island, islands)
+    begin, after = locate_part(rows, island, islands)
     total = after - begin
     if not any(_has_rows(one) for one in tf.nest.flatten(batch)):
-        return Share(tuple(np.asarray(one) for one in tf.nest.flatten(batch) if one is not None), rows=1)
+        return BatchPart(tuple(np.asarray(one) for one in tf.nest.flatten(batch) if one is not None), rows=1)
     if islands > 1 and not total:
         raise SessionError(_NO_ROW.format(rows=rows, islands=islands))
-    first, end = place_of_share(total, replica, size // islands)
+    first, end = locate_part(total, replica, size // islands)
     row_range = slice(begin + first, begin + max(end, min(first + 1, total)))
     arrays: list[Array] = []
     for one in tf.nest.flatten(batch):
@@ -192,7 +192,7 @@ def share_of(batch: Nest, rank: int, size: int, islands: int = 1) -> Share:
             arrays.append(one[row_range])
         elif one is not None:  # sliced by NumPy, in a tenth of the time of an op
             arrays.append(np.asarray(one)[row_range] if _has_rows(one) else np.asarray(one))
-    return Share(tuple(arrays), end - first, total)
+    return BatchPart(tuple(arrays), end - first, total)
 
 
 def _has_rows(one: TensorLike | NumberedRows | RaggedRows | ReplicatedPart | None) -> bool:

@@ -19,7 +19,7 @@ from types import CodeType, ModuleType
 
 RUNTIME = Path(__file__).resolve().parents[2] / "parallax" / "runtime"
 MOST_SCHEDULES = 4000
-_AGAIN = ("parallax.runtime.", "ops.faults.model", "ops.faults.schedules", "ops.faults.simulated")
+_AGAIN = ("parallax.runtime.", "ops.faults.model", "ops.faults.fault_cases", "ops.faults.simulate_job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def hunt(defect: Defect) -> Hunt:
     """Runs schedules over the changed module until one is broken; for a process that does nothing else."""
     for name in [name for name in sys.modules if name.startswith(_AGAIN)]:
         del sys.modules[name]
-    sys.meta_path.insert(0, _Changed(defect))
-    from ops.faults.simulated import simulate
+    sys.meta_path.insert(0, _ChangedModuleFinder(defect))
+    from ops.faults.simulate_job import simulate
 
     for seed in range(MOST_SCHEDULES):
         try:
@@ -91,7 +91,7 @@ def _file_of(defect: Defect) -> Path:
     return RUNTIME.joinpath(*defect.module.split(".")).with_suffix(".py")
 
 
-class _Changed(importlib.abc.MetaPathFinder):
+class _ChangedModuleFinder(importlib.abc.MetaPathFinder):
     """Finds the changed module in place of the one in its file."""
 
     def __init__(self, defect: Defect) -> None:

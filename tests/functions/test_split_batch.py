@@ -7,33 +7,33 @@ import tensorflow as tf
 from parallax.base.errors import SessionError
 from parallax.functions.batches.numbered_rows import NumberedArrays
 from parallax.functions.batches.shared_arrays import SharedArrays
-from parallax.functions.batches.shares import RaggedRows, count_rows, share_of
+from parallax.functions.batches.split_batch import RaggedRows, count_rows, take_part
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9])
 def test_shares_of_all_workers_are_the_batch(size):
     ids, texts = np.arange(14).reshape(7, 2), np.array([b"a", b"b", b"c", b"d", b"e", b"f", b"g"])
     batch = ({"ids": tf.constant(ids), "texts": tf.constant(texts)}, None)
-    shares = [share_of(batch, rank, size) for rank in range(size)]
+    shares = [take_part(batch, rank, size) for rank in range(size)]
     assert np.concatenate([share.arrays[0][: share.rows] for share in shares]).tolist() == ids.tolist()
     assert np.concatenate([share.arrays[1][: share.rows] for share in shares]).tolist() == texts.tolist()
     assert {share.total for share in shares} == {7}
 
 
 def test_a_worker_without_rows_has_a_stand_in_that_is_a_row_of_the_batch():
-    shares = [share_of([np.arange(2), np.float32(0.5)], rank, 5) for rank in range(5)]
+    shares = [take_part([np.arange(2), np.float32(0.5)], rank, 5) for rank in range(5)]
     assert [share.rows for share in shares] == [0, 0, 1, 0, 1]
     assert [share.arrays[0].tolist() for share in shares] == [[0], [0], [0], [1], [1]]
     assert [share.is_stand_in for share in shares] == [True, True, False, True, False]
     assert {float(share.arrays[1]) for share in shares} == {0.5}
-    nothing = share_of([np.arange(0)], 0, 2)
+    nothing = take_part([np.arange(0)], 0, 2)
     assert (nothing.arrays[0].tolist(), nothing.is_stand_in) == ([], False)
 
 
 def test_a_share_of_ragged_rows_has_their_values_and_where_they_end():
     batch = tf.ragged.constant([[1], [2, 3], [], [4]])
-    assert [part.tolist() for part in share_of(batch, 1, 2).arrays] == [[4], [0, 0, 1]]
-    assert [part.tolist() for part in share_of(batch[:1], 0, 2).arrays] == [[1], [0, 1]]
+    assert [part.tolist() for part in take_part(batch, 1, 2).arrays] == [[4], [0, 0, 1]]
+    assert [part.tolist() for part in take_part(batch[:1], 0, 2).arrays] == [[1], [0, 1]]
 
 
 @pytest.mark.parametrize("numbers", [[2, 3, 4, 5, 6], [6, 0, 3, 3, 1], [4], []])
@@ -42,8 +42,8 @@ def test_shares_of_numbered_rows_are_those_of_the_rows(numbers):
     batch = NumberedArrays(SharedArrays.copy_of([ids, labels])).batch(numbers)
     assert count_rows(batch) == len(numbers)
     for rank in range(3):
-        expected = share_of([ids[numbers], labels[numbers]], rank, 3)
-        assert [part.tolist() for part in share_of(batch, rank, 3).arrays] == [p.tolist() for p in expected.arrays]
+        expected = take_part([ids[numbers], labels[numbers]], rank, 3)
+        assert [part.tolist() for part in take_part(batch, rank, 3).arrays] == [p.tolist() for p in expected.arrays]
 
 
 def test_rows_that_follow_one_another_are_not_copied():
@@ -62,15 +62,15 @@ def test_ragged_rows_of_several_levels_are_cut_as_tensorflow_cuts_them():
 
 
 def test_all_workers_get_a_batch_without_rows():
-    share = share_of([np.float32(0.5)], 1, 2)
+    share = take_part([np.float32(0.5)], 1, 2)
     assert (share.rows, share.total, share.is_stand_in, float(share.arrays[0])) == (1, 0, False, 0.5)
-    assert share_of([], 0, 2).arrays == ()
+    assert take_part([], 0, 2).arrays == ()
 
 
 @pytest.mark.parametrize(("size", "islands"), [(2, 2), (4, 2), (6, 3)])
 def test_an_island_has_consecutive_rows_and_its_workers_share_them(size, islands):
     batch, ragged = np.arange(10), RaggedRows(np.arange(10), [np.arange(11)])
-    shares = [share_of([batch, ragged, np.float32(2)], rank, size, islands) for rank in range(size)]
+    shares = [take_part([batch, ragged, np.float32(2)], rank, size, islands) for rank in range(size)]
     assert np.concatenate([one.arrays[0][: one.rows] for one in shares]).tolist() == batch.tolist()
     assert np.concatenate([one.arrays[1][: one.rows] for one in shares]).tolist() == batch.tolist()
     of_island = size // islands
@@ -81,6 +81,6 @@ def test_an_island_has_consecutive_rows_and_its_workers_share_them(size, islands
 
 def test_an_island_without_rows_is_refused():
     with pytest.raises(SessionError, match="a batch of 1 was given for 2 islands"):
-        share_of([np.arange(1)], 0, 4, 2)
-    assert share_of([np.arange(2)], 1, 4, 2).rows == 1
-    assert share_of([np.float32(1)], 0, 4, 2).rows == 1
+        take_part([np.arange(1)], 0, 4, 2)
+    assert take_part([np.arange(2)], 1, 4, 2).rows == 1
+    assert take_part([np.float32(1)], 0, 4, 2).rows == 1

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ops.faults.fault_cases import Expected, world_of
 from ops.faults.model import World
-from ops.faults.schedules import Expected, world_of
 
 _FAULT_S = (0.3, 7.0)  # faults come between these; all ranks that can have told of their start
 
@@ -38,11 +38,11 @@ def simulate(seed: int, watching: bool = False) -> tuple[Broken | None, World]:
     found: list[Expected] = []
     world.at(at_s, lambda: found.append(fault(world)))
     world.run()
-    what = _broken(world, found[0], at_s) if found else "the job ended before its fault came"
+    what = _find_breach(world, found[0], at_s) if found else "the job ended before its fault came"
     return (Broken(seed, fault.__name__, what) if what else None), world
 
 
-def _broken(world: World, expected: Expected, at_s: float) -> str:
+def _find_breach(world: World, expected: Expected, at_s: float) -> str:
     """What was not kept; empty when all was."""
     if world.left():
         return f"left after {world.now_s - at_s:.1f} s: {', '.join(world.left())}; {world.ending}"

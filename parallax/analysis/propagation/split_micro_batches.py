@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from parallax.analysis.layouts.find_layouts import Layouts
 from parallax.analysis.layouts.training_graph import after_gradients, edges_outside
-from parallax.analysis.propagation.growth import FLOATS, BatchGrowth
+from parallax.analysis.propagation.batch_growth import FLOATS, BatchGrowth
 from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.batches.batch_degrees import AS_MOST
 from parallax.analysis.reading.capture import variable_of_tensor

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 
 from parallax.analysis.layouts.rules.facts import Fact
-from parallax.analysis.layouts.rules.moves import find_block, keep_plain
+from parallax.analysis.layouts.rules.reshaping import find_block, keep_plain
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.rules.values import flatten_matrix
 from parallax.graph.lengths import ONE, Length

@@ -1,0 +1,81 @@
+"""Layout rules of ops that create tensors: ranges, one-hot vectors, random draws."""
+
+from __future__ import annotations
+
+from parallax.analysis.layouts.rules.facts import REPLICATED, Fact
+from parallax.analysis.layouts.rules.plain import is_plain
+from parallax.analysis.layouts.rules.step_walk import StepWalk
+from parallax.analysis.layouts.rules.values import compute_value
+from parallax.graph.lengths import ONE, Length
+from parallax.graph.view import GraphView, split_tensor
+from parallax.plans.layouts import OffsetRange, Sharded, ShardedAxis
+
+_OF_CONSTANTS = frozenset(
+    """
+    Const Identity Cast Pack StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomGetKeyCounterAlg
+    """.split()
+)
+
+
+def one_hot(step: StepWalk, node: str) -> list[Fact] | None:
+    """A new axis of a replicated depth."""
+    indices = step.inputs(node)[0]
+    at = step.view.nodes[node].attr["axis"].i
+    step.replicate(node, (1, 2, 3))
+    if indices.is_same:
+        return step.all_outputs(node, REPLICATED)
+    if indices.axis is None or indices.part is None or indices.rank is None:
+        return None
+    depth = step.inputs(node)[1].value
+    place = at % (indices.rank + 1)
+    dims = None
+    if isinstance(depth, Length) and indices.dims is not None:
+        dims = (*indices.dims[:place], depth, *indices.dims[place:])
+    return step.all_outputs(node, Sharded(indices.axis + (place <= indices.axis), indices.part), dims)
+
+
+def make_range(step: StepWalk, node: str) -> list[Fact] | None:
+    """Range: sharded if it has a number for each entry of a batch; a worker's numbers begin at its offset."""
+    facts = step.inputs(node)
+    first, limit, delta = (f.value for f in facts)
+    count = limit - first if isinstance(limit, Length) and isinstance(first, Length) else None
+    length = count.divide(delta) if count is not None and isinstance(delta, Length) else None
+    dims = None if length is None or (length.number or 0) < 0 else (length,)
+    if all(f.is_same for f in facts):
+        return step.all_outputs(node, REPLICATED, dims, compute_value(step.view, node, facts))
+    part = step.part_of(length)
+    if part is None or not part.is_even or not is_plain(facts) or first != Length() or not facts[2].is_same:
+        step.replicate(node)
+        return step.all_outputs(node, REPLICATED, dims)
+    step.keep_local(node)
+    step.ranges.append(OffsetRange(node, part, times="" if delta == ONE else step.view.inputs(node)[2]))
+    return step.all_outputs(node, Sharded(0, part))
+
+
+def _has_constant_seed(view: GraphView, node: str) -> bool:
+    """Whether a stateless random op draws the same numbers in every step."""
+    seeds = [split_tensor(tensor)[0] for tensor in view.inputs(node)[1:]]
+    return {view.op(one) for one in view.ancestors(seeds)} <= _OF_CONSTANTS
+
+
+def draw(step: StepWalk, node: str) -> list[Fact] | None:
+    """A random op: per example each worker draws its own numbers, and otherwise all draw equal ones.
+
+    The draw of a constant seed is a constant of one process, which all workers draw in full.
+    """
+    facts = step.inputs(node)
+    dims = facts[0].complete_values()
+    if step.view.op(node).startswith("Stateless") and _has_constant_seed(step.view, node):
+        step.replicate(node)
+        step.equal_draws.append(node)
+        return step.all_outputs(node, REPLICATED, dims)
+    axes = [axis for axis, n in enumerate(facts[0].values() or ()) if step.part_of(n) is not None]
+    step.replicate(node, range(1, len(facts)))
+    if facts[0].is_lengths and axes and dims is not None:
+        part: ShardedAxis | None = step.part_of(dims[axes[0]])
+        if part is not None:
+            step.localize(node, 0, axes[0], dims)
+            return step.all_outputs(node, Sharded(axes[0], part), dims)
+    step.require_layout(node, 0, REPLICATED)
+    step.equal_draws.append(node)
+    return step.all_outputs(node, REPLICATED, dims)
