@@ -26,6 +26,7 @@ from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.tracing.results import mark_results
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph, StepVariable, unique_name
 from parallax.functions.tracing.traced_values import take_values
+from parallax.functions.tracing.written_variables import check_sums
 from parallax.functions.variables import TrainedVariables
 from parallax.runtime.driver_channel import ChannelClosed
 from parallax.runtime.launcher.restarts.waiting_job import use_until_needed
@@ -154,7 +155,7 @@ class ScriptLoop:
         with self.guard():
             variables.flush()
             wait = running.start(made, running.pack_part(batch, step.whole), result_tensors, parts, opened.rules[step])
-            variables.outdate(are_trained=True)
+            variables.outdate()
             fetched: list[Value] = []
 
             def values() -> tuple[list[Value], dict[str, Value]]:
@@ -240,7 +241,9 @@ def _graph_of(
     steps: Sequence[LoopStep],
 ) -> tuple[StepGraph, WeakKeyDictionary[LoopStep, GraphStep], WeakKeyDictionary[LoopStep, tuple[str, ...]]]:
     """One graph of several steps, the steps in it, and the rules by which their results are combined."""
-    graph = StepGraph(_merged_variables(steps))
+    sums = [variable for one in steps for variable in one.metrics]
+    check_sums([one.concrete.graph for one in steps], sums)
+    graph = StepGraph(_merged_variables(steps), sums=sums)
     made: WeakKeyDictionary[LoopStep, GraphStep] = WeakKeyDictionary()
     rules: WeakKeyDictionary[LoopStep, tuple[str, ...]] = WeakKeyDictionary()
     for one in steps:

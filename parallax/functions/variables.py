@@ -7,7 +7,7 @@ write and all parts. The value of any other variable is that of the workers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -81,15 +81,14 @@ class TrainedVariables:
         if number_by_id:  # workers of an open session, and checkpoints, have parts of earlier steps
             running.reset(reset)
 
-    def outdate(self, are_trained: bool) -> None:
+    def outdate(self, written: Collection[str] | None = None) -> None:
         """Records that a step has run.
 
         Args:
-            are_trained: whether it may have changed variables other than those of metrics.
+            written: the names of the variables that it may have changed, besides those of metrics; None: of all.
         """
         self.mirrors.outdate(self._number_by_id)
-        if are_trained:
-            self.mirrors.outdate(self._trained)
+        self.mirrors.outdate(self._trained if written is None else written)
 
     def flush(self) -> None:
         """Sends the script's writes to the workers."""

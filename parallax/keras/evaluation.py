@@ -25,7 +25,6 @@ from parallax.keras.refusals import check_model
 from parallax.keras.train_function import ModelTraining
 from parallax.settings.parts import TableConfig
 
-TRACERS = {"test": traced_evaluation, "predict": traced_prediction}
 """The function that traces a step, by the step's name."""
 _OF_TRAINING = 3
 """The ratio of the time of a training batch to that of an evaluation batch."""
@@ -145,8 +144,10 @@ def trace_call(model: KerasModel, which: str, arguments: dict[str, Argument], la
         return InferenceCall(replace(known, arguments=arguments, begun=first), which, name)
     name = name or unique_name(which, known.traced)
     full = {name: batch_length(arguments.get("x"), arguments.get("batch_size"))}
-    traced = {**known.traced, name: replace(TRACERS[which](model, spec), whole=whole)}
-    call = make_call(model, arguments, traced, known.examples, {**known.full, **full})
+    replicated = [one for traced in known.traced.values() for one in traced.replicated]
+    traced = traced_prediction(model, spec) if which == "predict" else traced_evaluation(model, spec, replicated)
+    steps = {**known.traced, name: replace(traced, whole=whole)}
+    call = make_call(model, arguments, steps, known.examples, {**known.full, **full})
     return InferenceCall(replace(call, begun=first), which, name)
 
 

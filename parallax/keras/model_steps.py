@@ -21,6 +21,7 @@ from parallax.functions.tracing.trace_step import (
     explain_open_lengths,
     record_handles,
 )
+from parallax.functions.tracing.written_variables import check_sums, find_sums
 from parallax.keras.libraries import library_of
 from parallax.keras.metrics import is_of_metrics
 from parallax.keras.step_logs import flat_logs
@@ -34,7 +35,8 @@ class ModelStep:
 
     Attributes:
         concrete: returns (logs, values of the metrics' variables).
-        metrics: the tf.Variables of metrics, in order.
+        metrics: the tf.Variables of metrics that add up over workers, in order.
+        replicated: the other tf.Variables of metrics.
         spec: of its input.
         captured: the tf.Variables that it reads, in the order of first use.
         whole: flat indices of the parts of a batch whose length differs from the batch's, and which are passed in full.
@@ -47,6 +49,7 @@ class ModelStep:
     captured: tuple[Variable, ...]
     whole: frozenset[int] = frozenset()
     outputs: Nest = None
+    replicated: tuple[Variable, ...] = ()
 
 
 def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False) -> ModelStep:
@@ -63,9 +66,15 @@ def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False) ->
         return _trace(model, model.train_step, spec)
 
 
-def traced_evaluation(model: KerasModel, spec: Nest) -> ModelStep:
-    """The traced `test_step`; see `traced_training`."""
-    return _trace(model, model.test_step, spec)
+def traced_evaluation(model: KerasModel, spec: Nest, replicated: Sequence[Variable] = ()) -> ModelStep:
+    """The traced `test_step`; see `traced_training`.
+
+    Args:
+        model: a keras.Model.
+        spec: as in `traced_training`.
+        replicated: the tf.Variables of metrics that do not add up, by steps that were traced before.
+    """
+    return _trace(model, model.test_step, spec, replicated)
 
 
 def traced_prediction(model: KerasModel, spec: Nest) -> ModelStep:
@@ -100,7 +109,10 @@ def step_graph(
         The graph, and the steps in it by their scope. Where the batch's dimension is open, workers may have unequal
         numbers of examples, including none (parallax/graph/batches.py).
     """
-    graph = StepGraph(variables_of(model, [variable for one in traced.values() for variable in one.captured]))
+    sums = [variable for one in traced.values() for variable in one.metrics]
+    check_sums([one.concrete.graph for one in traced.values()], sums)
+    captured = [variable for one in traced.values() for variable in one.captured]
+    graph = StepGraph(variables_of(model, captured), sums=sums)
     lengths = {name: full.get(name, 0) for name in traced}
     steps = {}
     for name, one in traced.items():
@@ -143,13 +155,23 @@ def variables_of(model: KerasModel, captured: Sequence[Variable] = ()) -> list[S
     return list(variable_by_id.values())
 
 
-def _trace(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest, has_metrics: bool = True) -> ModelStep:
+def _trace(
+    model: KerasModel,
+    step: Callable[[Nest], Logs],
+    spec: Nest,
+    replicated: Sequence[Variable] = (),
+    has_metrics: bool = True,
+) -> ModelStep:
     metrics: list[Variable] = []
+    others: list[Variable] = []
 
     def trace_step(data: Nest) -> tuple[Logs, list[Tensor]]:
         with library_of(model).converting_layers(), fused_normalizations():
             logs = step(data)
-        metrics[:] = _metric_variables(model) if has_metrics else []
+        found = _metric_variables(model) if has_metrics else []
+        candidates = [one for one in found if not any(one is other for other in replicated)]
+        metrics[:] = find_sums(tf.compat.v1.get_default_graph(), candidates)
+        others[:] = [one for one in found if not any(one is other for other in metrics)]
         logs = {name: _mark_mean(value, metrics) for name, value in flat_logs(logs).items()}
         return logs, [tf.identity(variable) for variable in metrics]
 
@@ -161,13 +183,13 @@ def _trace(model: KerasModel, step: Callable[[Nest], Logs], spec: Nest, has_metr
     before = _trained_and_slots(model)
     concrete, captured = trace()
     known = {id(one.variable) for one in variables_of(model)}
-    others = [variable for variable in captured if id(variable) not in known]
-    if others or _trained_and_slots(model) != before:  # again, as TensorFlow does: it may depend on what is built
+    unknown = [variable for variable in captured if id(variable) not in known]
+    if unknown or _trained_and_slots(model) != before:  # again, as TensorFlow does: it may depend on what is built
         concrete, captured = trace()
         check_variables_reused(
-            others, captured
+            unknown, captured
         )  # the script has them elsewhere, or the step creates them in every call
-    return ModelStep(concrete, tuple(metrics), spec, tuple(captured))
+    return ModelStep(concrete, tuple(metrics), spec, tuple(captured), replicated=tuple(others))
 
 
 def _trained_and_slots(model: KerasModel) -> set[int]:

@@ -19,6 +19,7 @@ from parallax.functions.batches.row_pipeline import RawRows, RowPipeline
 from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.tracing.step_graph import GraphStep
 from parallax.functions.tracing.traced_values import InFile
+from parallax.functions.tracing.written_variables import find_written
 from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import find_row_numbers
 from parallax.keras.datasets import ELEMENTS, elements_of
@@ -78,6 +79,7 @@ class ModelTraining:
             for name, one in traced.items()
             if one.outputs is None
         }
+        self._written = {name: self._find_written(name) for name in traced}
         _trainings[id(model)] = self
 
     def take_arrays(self, arrays: Mapping[str, NumberedArrays]) -> None:
@@ -175,6 +177,7 @@ class ModelTraining:
         for batch in batches:
             share = running.pack_part(self._parts_of("predict", batch), step.whole)
             outputs.append(running.start(step, share, list(step.fetches[0].values())))
+            self.variables.outdate(self._written["predict"])
         rows = [
             tf.convert_to_tensor(np.concatenate(parts)) for parts in zip(*(wait() for wait in outputs), strict=True)
         ]
@@ -186,12 +189,20 @@ class ModelTraining:
         results, parts = step.fetches
         share = self._running.pack_part(batch, step.whole)
         wait = self._running.start(step, share, [results[name] for name in logs.others], parts)
-        self.variables.outdate(are_trained=which == "train")
+        self.variables.outdate(self._written[which])
         self.variables.sums.follow(
             self.variables.numbers[step.name], lambda: _values_of(wait(), len(parts), logs.others)
         )
         library_of(self._model).has_trained(self._model, which)
         return self._report(results, logs)
+
+    def _find_written(self, which: str) -> set[str] | None:
+        """The names of variables that a step may change, besides those that add up; None: of all."""
+        if which == "train":
+            return None
+        step = self._traced[which]
+        written = {id(one) for one in find_written(step.concrete.graph, step.captured)}
+        return {name for name, one in self.variables.by_name.items() if id(one) in written}
 
     def _report(self, names: Iterable[str], logs: LogsOfSums) -> Logs:
         """The logs of the last step, from the current values of its metrics."""

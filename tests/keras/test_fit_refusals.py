@@ -73,18 +73,6 @@ def test_a_model_that_is_no_graph_is_refused(text):
         read_fit(REFUSED[text](), {"x": X, "y": Y})
 
 
-class Largest(keras.metrics.Metric):
-    def __init__(self):
-        super().__init__(name="largest")
-        self.found = self.add_weight(shape=(), initializer="zeros", name="found")
-
-    def update_state(self, y, prediction, sample_weight=None):
-        self.found.assign(keras.ops.maximum(self.found, keras.ops.max(prediction)))
-
-    def result(self):
-        return self.found
-
-
 class MakesLayers(keras.Model):
     def __init__(self, keeps):
         super().__init__()
@@ -111,13 +99,6 @@ def test_a_layer_that_train_step_makes_anew_is_refused_and_one_that_it_keeps_is_
         else:
             with pytest.raises(GraphError, match="creates made/kernel, made/bias each time"):
                 read_fit(made, {"x": X, "y": Y})
-
-
-def test_a_metric_that_does_not_add_up_is_refused():
-    made = model()
-    made.compile("sgd", "mse", metrics=[Largest()])
-    with pytest.raises(GraphError, match="largest/found.*written by Maximum.*sums and counts"):
-        read_fit(made, {"x": X, "y": Y})
 
 
 def test_eager_functions_everywhere_are_refused():

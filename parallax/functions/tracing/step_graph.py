@@ -98,12 +98,14 @@ class StepGraph:
         variables: the variables that steps may read, in order.
         made: name -> the graph's variable, for those that a step has read.
         loop: the progress of the loop that runs a step; None where no step was added with it.
+        sums: the tf.Variables of which each worker has a part.
     """
 
     variables: Sequence[StepVariable]
     graph: Graph = field(default_factory=tf.Graph)
     made: dict[str, Variable] = field(default_factory=dict)
     loop: LoopVariables | None = None
+    sums: Sequence[Variable] = ()
 
     def __post_init__(self) -> None:
         names = [one.name for one in self.variables]
@@ -217,7 +219,7 @@ class StepGraph:
                     use_resource=True,
                     initializer=self._initializer(one),
                 )
-            if variable.aggregation == tf.VariableAggregation.SUM:
+            if any(variable is one for one in self.sums):
                 mark_partial_sum(self.made[one.name])
         return self.made[one.name]
 

@@ -13,11 +13,11 @@ from parallax.base.errors import GraphError
 from parallax.base.types import ConcreteFunction, Handle, Nest, Tensor, TypeSpec, Variable
 from parallax.functions.tracing.arguments import Arguments, with_tensors
 from parallax.functions.tracing.batch_norm_setting import fused_normalizations
-from parallax.functions.tracing.counting import check_returned, check_sums
 from parallax.functions.tracing.libraries import LibraryVariable, record_library_use
 from parallax.functions.tracing.results import mark_means
 from parallax.functions.tracing.step_graph import StepVariable, unique_name
 from parallax.functions.tracing.traced_values import handle_of
+from parallax.functions.tracing.written_variables import check_returned, find_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ def traced_step(
         tracing: the options of the trace.
 
     Raises:
-        GraphError: it writes a metric's variable other than by adding to it, returns a value computed from one, or
-            creates variables in every call.
+        GraphError: it returns a value computed from a metric's variable that adds up, or creates variables in every
+            call.
     """
     parts: list[Variable] = []
     as_it_is = tf.autograph.experimental.do_not_convert(_read_parts)
@@ -107,7 +107,6 @@ def traced_step(
             concrete = trace()
             captured, known = captured_variables(concrete, by_handle), seen()
             check_variables_reused(made, captured)
-        check_sums(concrete, parts)
         check_returned(concrete, parts, concrete.outputs[: len(concrete.outputs) - len(parts)])
         return StepTrace(concrete, tuple(_name_variables(captured, known)), tuple(parts))
 
@@ -119,9 +118,9 @@ def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> lis
         parts: a list to which these variables are added.
         by_handle: as for `captured_variables`.
     """
-    captures = tf.compat.v1.get_default_graph().captures
-    partial_variables = [by_handle[id(outer)] for outer, _ in captures if id(outer) in by_handle]
-    parts[:] = [one for one in partial_variables if one.aggregation == tf.VariableAggregation.SUM]
+    graph = tf.compat.v1.get_default_graph()
+    captured = [by_handle[id(outer)] for outer, _ in graph.captures if id(outer) in by_handle]
+    parts[:] = find_sums(graph, [one for one in captured if one.aggregation == tf.VariableAggregation.SUM])
     return [tf.identity(one) for one in parts]
 
 

@@ -1,0 +1,128 @@
+"""Finds the variables that a traced step writes, and those of metrics that add up over workers.
+
+Of a variable that all steps write by adding, as the counts of Keras's own metrics are, each worker has a part, and
+nothing is sent in a step. Any other, as a largest value, is a variable like those of layers: all workers have its
+value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from parallax.base.errors import GraphError
+from parallax.base.types import ConcreteFunction, Graph, Handle, Operation, Tensor, Variable
+from parallax.functions.tracing.traced_values import handle_of
+
+_RETURNED = (
+    "The step returns a value computed from {name!r}, of which each worker holds only a part. Do not return it, and "
+    "ask after the step: the metric.result() of the script covers all workers."
+)
+_ADDS = ("AddV2", "Add", "AddN", "Identity", "Cast", "Reshape", "EnsureShape")
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
+_SCATTERS = ("ResourceScatter", "ResourceStridedSlice")
+_ALSO_WRITTEN = (
+    "One step only adds to {name!r}, of which each worker then has a part, or does not write it, and another step "
+    "writes it by {op}. Use a metric of its own for each step, or write it in the same way in all of them."
+)
+
+
+def find_sums(graph: Graph, variables: Iterable[Variable]) -> list[Variable]:
+    """Those of some variables that a function only adds to, or does not write.
+
+    Args:
+        graph: of a traced function, or of one that is being traced.
+        variables: tf.Variables.
+    """
+    inner_by_handle = {id(outer): inner for outer, inner in graph.captures}
+    return [one for one in variables if not _find_other_write(inner_by_handle.get(id(handle_of(one))))]
+
+
+def check_sums(graphs: Iterable[Graph], sums: Iterable[Variable]) -> None:
+    """Refuses steps of which one only adds to a variable, and another writes it otherwise.
+
+    Args:
+        graphs: of the traced steps.
+        sums: the tf.Variables of which workers have parts, by any of the steps.
+
+    Raises:
+        GraphError: there are such steps.
+    """
+    sums = list(sums)
+    for graph in graphs:
+        inner_by_handle = {id(outer): inner for outer, inner in graph.captures}
+        for one in sums:
+            if op := _find_other_write(inner_by_handle.get(id(handle_of(one)))):
+                raise GraphError(_ALSO_WRITTEN.format(name=one.name.split(":")[0], op=op))
+
+
+def find_written(graph: Graph, variables: Iterable[Variable]) -> list[Variable]:
+    """Those of some variables that a traced function may write: all that it does not only read by ops of its own.
+
+    Args:
+        graph: of the function.
+        variables: tf.Variables.
+    """
+    inner_by_handle = {id(outer): inner for outer, inner in graph.captures}
+    captured = [(one, inner_by_handle.get(id(handle_of(one)))) for one in variables]
+    return [
+        one
+        for one, handle in captured
+        if handle is not None and any(op.type not in _READS for op in handle.consumers())
+    ]
+
+
+def check_returned(concrete: ConcreteFunction, variables: Sequence[Variable], results: Sequence[Tensor]) -> None:
+    """Refuses a step that returns a value computed from variables of which each worker has a part.
+
+    Args:
+        concrete: the traced step.
+        variables: the tf.Variables.
+        results: what it returns, tensors of its graph.
+
+    Raises:
+        GraphError: the step does so.
+    """
+    variable_by_handle = {id(handle_of(one)): one for one in variables}
+    for outer, inner in concrete.graph.captures:
+        if id(outer) in variable_by_handle and any(_is_computed_of(one, inner) for one in results):
+            raise GraphError(_RETURNED.format(name=variable_by_handle[id(outer)].name.split(":")[0]))
+
+
+def _find_other_write(handle: Handle | None) -> str:
+    """The op by which a function writes a variable other than by adding to it; empty if there is none."""
+    for op in () if handle is None else handle.consumers():
+        if op.type == "AssignVariableOp" and (other := _no_addition(op.inputs[1], handle)):
+            return other
+        if op.type.startswith(_SCATTERS) and op.outputs == [] and not op.type.endswith(("Add", "Sub")):
+            return str(op.type)
+    return ""
+
+
+def _no_addition(value: Tensor, handle: Handle) -> str:
+    """The op by which a variable's old value enters the new one other than by addition; empty if there is none."""
+    while not _reads(value.op, handle):
+        before = [one for one in value.op.inputs if _is_computed_of(one, handle)]
+        if len(before) != 1 or (value.op.type not in _ADDS and not _is_first_of_difference(value.op, before[0])):
+            return str(value.op.type)
+        value = before[0]
+    return ""
+
+
+def _is_first_of_difference(op: Operation, before: Tensor) -> bool:
+    return op.type == "Sub" and op.inputs[0] is before
+
+
+def _reads(op: Operation, handle: Handle) -> bool:
+    return op.type == "ReadVariableOp" and op.inputs[0] is handle
+
+
+def _is_computed_of(tensor: Tensor, handle: Handle) -> bool:
+    seen, waiting = {tensor.op.name}, [tensor.op]
+    while waiting:
+        op = waiting.pop()
+        if _reads(op, handle):
+            return True
+        before = [one.op for one in op.inputs if one.op.name not in seen]
+        seen.update(one.name for one in before)
+        waiting += before
+    return False
