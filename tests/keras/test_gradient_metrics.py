@@ -84,6 +84,6 @@ class Largest(keras.metrics.Metric):
         return self.largest
 
 
-def test_a_metric_that_keeps_the_largest_of_gradients_is_refused_by_name():
-    with pytest.raises(GraphError, match="observed/largest.*written by Maximum"):
-        fit(OBSERVATIONS["norm of gradients"], Largest)
+@pytest.mark.parametrize("ids", [False, True])
+def test_the_largest_norm_of_gradients_is_one_process_s(ids):
+    assert fit(OBSERVATIONS["norm of gradients"], Largest, ids) <= 1e-6

@@ -56,7 +56,7 @@ class KerasJob:
         if evaluates:
             traced["test"] = traced_evaluation(model, spec)
         self.variables = variables_of(model, [one for step in traced.values() for one in step.captured])
-        graph = WithValues(self.variables)
+        graph = WithValues(self.variables, sums=[one for step in traced.values() for one in step.metrics])
         self.steps = {name: graph.add(name, one.concrete, is_uneven=True) for name, one in traced.items()}
         self.graph = graph.graph
         self.names = [one.name for one in graph.list_variables()]

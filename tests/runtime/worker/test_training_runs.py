@@ -100,7 +100,7 @@ def test_resetting_a_metric_of_an_updated_model_is_no_step(program):
     made = program()
     arguments = arguments_of((np.zeros((4, 5), np.int32), np.zeros((4, 3), np.float32)), {})
     traced = {name: traced_step(getattr(made, name), arguments) for name in ("train", "test")}
-    graph = StepGraph(traced["train"].variables)
+    graph = StepGraph(traced["train"].variables, sums=[one for step in traced.values() for one in step.metrics])
     for name, one in traced.items():
         graph.add(name, one.concrete, is_uneven=True)
     graph.reset([one.name for one in graph.list_variables() if one.variable.aggregation == tf.VariableAggregation.SUM])
