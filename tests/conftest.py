@@ -117,7 +117,7 @@ class WithoutTensorFlow:
             )
 
 
-SHARES = 12
+SHARES = 20
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -50,12 +50,12 @@ def turns_of(items: list[Collected]) -> dict[str, list[int]]:
 
 
 def test_each_test_that_rotates_has_its_turn_once_in_a_few_days_of_which_each_has_as_many() -> None:
-    items = [Collected(f"tests/test_{file}.py::test[{n}]") for file in ("one", "other") for n in range(30)]
+    items = [Collected(f"tests/test_{file}.py::test[{n}]") for file in ("one", "other") for n in range(50)]
     turns = turns_of(items)
     assert list(turns) == [item.nodeid for item in items] and all(len(found) == 1 for found in turns.values())
     of_a_day = Counter(day for test, (day,) in turns.items() if "one" in test)
     assert of_a_day.keys() == set(DAYS) and set(of_a_day.values()) == {2, 3}
-    assert turns == {**turns_of(items[:30]), **turns_of(items[30:])}, (
+    assert turns == {**turns_of(items[:50]), **turns_of(items[50:])}, (
         "a file alone has the shares that it has beside others"
     )
 

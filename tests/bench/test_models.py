@@ -58,6 +58,7 @@ def losses_of(model, steps, partitions=0):
         return [float(session.run((built.loss, train_op), feed)[0]) for feed in feeds]
 
 
+@pytest.mark.rotates
 @every_model
 def test_the_loss_falls_and_partitions_do_not_change_the_first(name):
     model = model_of(name, **TINY[name])
@@ -102,6 +103,7 @@ def test_tables_are_the_variables_of_sparse_gradients(name):
     assert shapes == {t.name: (t.rows, t.width) if t.name != "softmax_b" else (t.rows,) for t in model.tables}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", ["embed", "lm", "nmt", "translation", "word2vec"])
 def test_by_default_tables_have_owners_and_all_else_is_reduced(name):
     record.install()

@@ -45,6 +45,7 @@ def two_layers(elements=1000):
     return graph.as_graph_def(add_shapes=True), (train.name,)
 
 
+@pytest.mark.rotates
 def test_a_layers_all_reduce_is_beside_the_next_layer():
     # 2 hosts send 2 * 1/2 * 4 bytes an element: 4 s and 2 s. The layers end at 10; reduce_2 is 7-11, reduce_1 11-13.
     found = shortest_step(*two_layers(), [[{}], [{}]], RATE)
@@ -70,6 +71,7 @@ def test_rows_of_other_hosts_are_counted_by_the_batches():
     assert found.alone_s == pytest.approx(2 * (4 + 100) / RATE)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("network", ["lm", "stack"])
 def test_the_shortest_step_lies_between_the_longest_part_and_the_sum_of_all(network):
     sizes = {

@@ -50,6 +50,7 @@ def rounded(value):
     return value.astype(tf.bfloat16.as_numpy_dtype).astype(np.float32)
 
 
+@pytest.mark.rotates
 @needs_bfloat16
 @pytest.mark.parametrize(
     "settings",

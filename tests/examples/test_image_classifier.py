@@ -75,6 +75,7 @@ def test_the_help_says_what_workers_mean_for_batch_norm(example, capsys):
 # --- networks ---
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("model", "norm", "parameters", "width"),
     [
@@ -98,6 +99,7 @@ def test_networks_have_their_published_sizes(example, graph, model, norm, parame
     assert v1.trainable_variables()[-2].shape == (width, 1000)
 
 
+@pytest.mark.rotates
 def test_a_plan_for_48_workers_all_reduces_everything_and_needs_no_server(example, graph):
     flags = example.parse_flags(["--model", "resnet50", "--synthetic"])
     example.build_graph(flags, example.open_images(flags))

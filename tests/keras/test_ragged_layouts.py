@@ -103,11 +103,13 @@ def test_rows_of_ragged_texts_are_those_of_the_global_batch(name):
     check(script({**FILLED, **OTHERS}[name], texts), 2, 5)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", FILLED)
 def test_rows_that_are_filled_up_are_not_gathered(name):
     assert notes(FILLED[name]) == []
 
 
+@pytest.mark.rotates
 def test_rows_of_rows_are_those_of_the_global_batch():
     check(script(lambda t, x: tf.reduce_sum(tf.reduce_sum(of_words(t, x), 2), 1), DEEP), 2, 5)
     check(
@@ -115,6 +117,7 @@ def test_rows_of_rows_are_those_of_the_global_batch():
     )  # by a larger rate the loss grows, and rounding with it
 
 
+@pytest.mark.rotates
 def test_a_batch_of_ragged_texts_alone_has_the_length_of_its_rows():
     """No label has an entry for each example: the loss is of the model's own outputs."""
 

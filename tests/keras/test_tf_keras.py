@@ -110,6 +110,7 @@ def compiled(model, **options):
     return model
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "build", [conditional, lambda: task(Task), lambda: task(Traced)], ids=["a layer", "a task", "a step"]
 )
@@ -133,6 +134,7 @@ def of_vector():
     return compiled(tf_keras.Sequential([layers.Dense(2)]), loss=loss, metrics=["mae"])
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("build", "data"),
     [(of_vector, (X, Y)), (of_vectors, (X, {"a": Y, "b": 2 * Y}))],

@@ -122,6 +122,7 @@ def trained(train, optimizer="adagrad"):
     return model, seen
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_a_traced_model_is_trained_as_any_other(tracing, optimizer):
     plain = outcome(fit_plainly, lambda train: trained(train, optimizer))

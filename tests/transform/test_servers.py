@@ -78,6 +78,7 @@ def meetings(made: WorkerGraph) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("model", ["bags, clipped", "positions, mixed", "sampled softmax", "tied", "several tables"])
 def test_all_on_servers_leaves_no_collective(model: str) -> None:
     for made in both(models.MODELS[model]):
@@ -90,6 +91,7 @@ def test_asynchronous_training_has_no_collective_and_no_accumulator() -> None:
         assert not [n.name for n in made.graph_def.node if "Accumulator" in n.op]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("resource", [True, False])
 @pytest.mark.parametrize("optimizer", ["Adagrad", "Adam", "Momentum", "Ftrl"])
 def test_updates_are_on_servers_only_and_worker_0s_only(optimizer: str, resource: bool) -> None:

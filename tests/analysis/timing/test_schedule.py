@@ -221,6 +221,7 @@ def optimum(step: StepActivities) -> float:
     return best
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("seed", range(40))
 def test_the_shortest_schedule_lies_between_bound_and_list(seed: int) -> None:
     step = drawn(seed, 6)
@@ -234,6 +235,7 @@ def test_the_bound_is_mostly_the_optimum() -> None:
     assert sum(shortest_alone(step) == pytest.approx(optimum(step)) for step in steps) >= 18
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_so_many_steps_that_overlap_take_no_less_than_their_periods(seed: int) -> None:
     step = drawn(seed, 3)
@@ -244,6 +246,7 @@ def test_so_many_steps_that_overlap_take_no_less_than_their_periods(seed: int) -
     assert schedule_overlapping_steps(step, period).step_s >= period
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("seed", range(200, 230))
 def test_without_resources_the_period_is_kept_exactly(seed: int) -> None:
     with_resources = drawn(seed, 6)

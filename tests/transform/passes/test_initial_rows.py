@@ -118,6 +118,7 @@ def made_for(view: GraphView, rewrites: Rewrites, rank: int, size: int = 3) -> W
     return transform(view, rewrites, Worker(rank, size, 7, servers=servers))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("kind", "resource"),
     [*((kind, True) for kind in (*BY_ROW, *WHOLE)), *((kind, False) for kind in ("glorot", "constant", "array"))],
@@ -185,6 +186,7 @@ def test_unseeded_values_are_the_same_however_many_workers_there_are() -> None:
         assert rows.tobytes() == whole[rank::4].tobytes()
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", ["glorot", "constant", "stateless", "array"])
 def test_partitions_on_servers_are_made_there(kind: str) -> None:
     graph, view, rewrites = captured((BY_ROW | WHOLE)[kind], True, 5, "PS")
