@@ -74,7 +74,21 @@ class LargestAndMean(OneState):
         return self.found[0] / tf.maximum(self.found[1], 1.0) + self.largest
 
 
-METRICS = (Largest, LastMean, Decayed, Written, LargestAndMean)
+class InFunctions(OneState):
+    """Written in a branch and in a function of its own."""
+
+    def update_state(self, y, found, sample_weight=None):
+        largest = ops.max(found)
+
+        @tf.function
+        def decay():
+            self.found.assign(0.5 * self.found)
+
+        decay()
+        tf.cond(largest > self.found, lambda: self.found.value.assign(largest), lambda: self.found.value.read_value())
+
+
+METRICS = (Largest, LastMean, Decayed, Written, LargestAndMean, InFunctions)
 
 
 def fitted(metric, **options):
@@ -149,6 +163,11 @@ def traced(write):
     return variables, step.get_concrete_function(tf.TensorSpec([2])).graph
 
 
+def overwrite_in_loop(one, x):
+    for _ in tf.range(2):
+        one.assign(x)
+
+
 WRITES = {
     "adds": (lambda one, other, x: one.assign_add(x), 2, 1),
     "adds to what it reads": (lambda one, other, x: one.assign(one + x), 2, 1),
@@ -157,6 +176,10 @@ WRITES = {
     "adds rows": (lambda one, other, x: one.scatter_add(tf.IndexedSlices(x[0], 1)), 2, 1),
     "multiplies": (lambda one, other, x: one.assign(other * x + one * 2.0), 1, 1),
     "overwrites rows": (lambda one, other, x: one.scatter_update(tf.IndexedSlices(x[0], 1)), 1, 1),
+    "adds in a function": (lambda one, other, x: tf.function(lambda: one.assign_add(x))(), 2, 1),
+    "overwrites in a function": (lambda one, other, x: tf.function(lambda: one.assign(x))(), 1, 1),
+    "overwrites in a branch": (lambda one, other, x: tf.cond(x[0] > 0, lambda: one.assign(x), lambda: one), 1, 1),
+    "overwrites in a loop": (lambda one, other, x: overwrite_in_loop(one, x), 1, 1),
     "overwrites a slice": (lambda one, other, x: one[:1].assign(x[:1]), 1, 1),
 }
 

@@ -14,7 +14,7 @@ from parallax.analysis.layouts.layout_notes import note_layouts
 from parallax.analysis.propagation import accumulated_batches, stand_ins, visit_node, worker_state
 from parallax.analysis.propagation.gradient_pieces import find_outside_edges, list_accumulated_gradients
 from parallax.analysis.propagation.server_nodes import check_reads, find_owned_nodes
-from parallax.analysis.propagation.split_micro_batches import cut_step
+from parallax.analysis.propagation.split_micro_batches import split_step
 from parallax.analysis.propagation.states import AtOwners, Rows
 from parallax.analysis.propagation.walk import Merge, Walk
 from parallax.base.errors import GraphError
@@ -85,7 +85,7 @@ def collect_rewrites(walk: Walk, terms: TrainingMode) -> Rewrites:
         if not is_accumulated:  # accumulated gradients exclude them
             rewrites = stand_ins.exclude_stand_ins(walk, rewrites, layouts)
         elif not is_of_script(walk.view):
-            micro_batches, keeps = cut_step(walk, rewrites.accumulated_gradients, rewrites.batch_writes)
+            micro_batches, keeps = split_step(walk, rewrites.accumulated_gradients, rewrites.batch_writes)
             rewrites = replace(rewrites, micro_batches=(micro_batches,), accumulated_gradients=keeps)
         return name_batches(walk.view, rewrites) if is_of_script(walk.view) else rewrites
     return rewrites

@@ -33,7 +33,7 @@ _NOT_TOLD = (
 )
 
 
-def cut_step(
+def split_step(
     walk: Walk, keeps: Sequence[AccumulateGradient], batch_writes: Sequence[str]
 ) -> tuple[MicroBatches, tuple[AccumulateGradient, ...]]:
     """The split of a front end's steps, and their accumulated gradients with the weight of each micro-batch.

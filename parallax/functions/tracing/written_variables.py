@@ -7,7 +7,7 @@ value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from parallax.base.errors import GraphError
 from parallax.base.types import ConcreteFunction, Graph, Handle, Operation, Tensor, Variable
@@ -90,12 +90,29 @@ def check_returned(concrete: ConcreteFunction, variables: Sequence[Variable], re
 
 def _find_other_write(handle: Handle | None) -> str:
     """The op by which a function writes a variable other than by adding to it; empty if there is none."""
-    for op in () if handle is None else handle.consumers():
-        if op.type == "AssignVariableOp" and (other := _no_addition(op.inputs[1], handle)):
+    for op, used in () if handle is None else _list_uses(handle):
+        if op.type == "AssignVariableOp" and (other := _no_addition(op.inputs[1], used)):
             return other
         if op.type.startswith(_SCATTERS) and op.outputs == [] and not op.type.endswith(("Add", "Sub")):
             return str(op.type)
     return ""
+
+
+def _list_uses(handle: Handle) -> Iterator[tuple[Operation, Handle]]:
+    """The ops with a variable as an input, and the variable in their function: also in functions that are called."""
+    for op in handle.consumers():
+        yield op, handle
+        place = next(number for number, one in enumerate(op.inputs) if one is handle)
+        for name in _called_functions(op):
+            body = getattr(op.graph._get_function(name), "graph", None)
+            if body is not None:  # its inputs are the op's last ones: a conditional has a predicate first
+                yield from _list_uses(body.inputs[place - len(op.inputs) + len(body.inputs)])
+
+
+def _called_functions(op: Operation) -> Iterator[str]:
+    """The names of the functions that an op calls."""
+    for value in op.node_def.attr.values():
+        yield from (one.name for one in (value.func, *value.list.func) if one.name)
 
 
 def _no_addition(value: Tensor, handle: Handle) -> str:
