@@ -155,10 +155,10 @@ class TrainedVariables:
         steps = pluralize(backup.runs, "step")
         log.warning(_BACKUP.format(steps=steps, seconds=time.monotonic() - backup.read_s))
 
-    def refresh_sums(self) -> None:
-        """Sets the script's variables of metrics to the sums over all workers."""
-        for name in self._number_by_id:
-            self.mirrors.refresh(name)
+    def refresh_changed(self) -> None:
+        """Sets the script's variables that steps may have changed to the workers' values."""
+        for name in self.by_name:
+            self.mirrors.refresh_if_changed(name)
 
     def release(self) -> None:
         """Ends the training; the variables keep their current values."""

@@ -171,7 +171,7 @@ def run_call(inference: InferenceCall, original: Callable[..., Nest], running: R
         training.take_pipelines(split_input(arguments, "x", which, call.begun) if running.is_spread else {})
         with driving(call.model, training, call.begun):
             result = original(**arguments)
-        variables.refresh_sums()
+        variables.refresh_changed()
         return result
     finally:
         variables.release()

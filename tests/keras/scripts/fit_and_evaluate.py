@@ -33,7 +33,23 @@ rows = keras.layers.Flatten()(keras.layers.Embedding(60, 8, name="table")(inputs
 hidden = keras.layers.BatchNormalization()(keras.layers.Concatenate()([rows, inputs["x"]]))
 heads = {"size": keras.layers.Dense(1)(hidden), "kind": keras.layers.Dense(1, "sigmoid")(hidden)}
 model = keras.Model(inputs, heads)
-metrics = {"size": ["mae"], "kind": ["accuracy", keras.metrics.AUC(num_thresholds=9)]}
+
+
+class Largest(keras.metrics.Metric):
+    """A metric that does not add up."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.largest = self.add_weight(name="value", initializer="zeros")
+
+    def update_state(self, expected, found, sample_weight=None):
+        self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(found)))
+
+    def result(self):
+        return self.largest
+
+
+metrics = {"size": ["mae", Largest()], "kind": ["accuracy", keras.metrics.AUC(num_thresholds=9)]}
 losses = {"size": "mse", "kind": "binary_crossentropy"}
 model.compile(keras.optimizers.SGD(0.05), losses, metrics=metrics)
 data = tf.data.Dataset.from_tensor_slices((features, y)).batch(9)
@@ -54,6 +70,7 @@ def look():
         model.evaluate(data, verbose=0, steps=3),
         model.evaluate(pieces(), steps=7, verbose=0),  # else Keras counts the end of a generator for a batch
         {metric.name: float(np.sum(metric.result())) for metric in model.metrics[:1]},
+        [float(np.sum(variable)) for metric in model.metrics for variable in metric.variables],
         model.predict(features, batch_size=8, verbose=0),
         model.predict(data, verbose=0, steps=2),
         model.predict(features, batch_size=50, verbose=0),  # one batch
