@@ -146,7 +146,7 @@ class _Service:
         """Starts to compute the rows of a batch as soon as its elements arrive."""
         if request.kind != "elements":
             return payload
-        return self._pipelines[request.arguments[1]].start(self._scatter_share(payload))
+        return self._pipelines[request.arguments[1]].start(self._scatter_parts(payload))
 
     def _answer(self, value: Picklable) -> None:
         if self._channel is not None:
@@ -266,9 +266,9 @@ class _Service:
 
     def serve_batch(self, wanted: int, own: list[Array | RaggedRows] | None) -> None:
         """Runs a step on a batch that worker 0 splits."""
-        self._run(wanted, self._scatter_share(own))
+        self._run(wanted, self._scatter_parts(own))
 
-    def _scatter_share(self, batch: list[Array | RaggedRows] | None) -> BatchPart:
+    def _scatter_parts(self, batch: list[Array | RaggedRows] | None) -> BatchPart:
         """This worker's share of a batch that worker 0 has: that of its replica, where the model is in stages."""
         size, (_, replicas, _), islands = self._members.size, self._members.in_script, self._members.islands
         parts = [] if batch is None else [take_part(batch, replica, replicas, islands) for replica in range(replicas)]

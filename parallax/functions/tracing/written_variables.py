@@ -1,8 +1,7 @@
 """Finds the variables that a traced step writes, and those of metrics that add up over workers.
 
-Of a variable that all steps write by adding, as the counts of Keras's own metrics are, each worker has a part, and
-nothing is sent in a step. Any other, as a largest value, is a variable like those of layers: all workers have its
-value.
+Each worker keeps a part of a variable that steps only add to, such as the counts of Keras's own metrics; no step sends
+it. A variable that a step overwrites, such as a largest value, is replicated like the variables of layers.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ _ADDS = ("AddV2", "Add", "AddN", "Identity", "Cast", "Reshape", "EnsureShape")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 _SCATTERS = ("ResourceScatter", "ResourceStridedSlice")
 _ALSO_WRITTEN = (
-    "One step only adds to {name!r}, of which each worker then has a part, or does not write it, and another step "
-    "writes it by {op}. Use a metric of its own for each step, or write it in the same way in all of them."
+    "All steps must update {name!r} in the same way, but one step adds to it or only reads it, so each worker keeps a "
+    "part of it, and another step overwrites it by {op}. Use a separate metric in each step, or one kind of update."
 )
 
 
 def find_sums(graph: Graph, variables: Iterable[Variable]) -> list[Variable]:
-    """Those of some variables that a function only adds to, or does not write.
+    """The variables that a function only adds to, or does not write.
 
     Args:
         graph: of a traced function, or of one that is being traced.
@@ -38,14 +37,14 @@ def find_sums(graph: Graph, variables: Iterable[Variable]) -> list[Variable]:
 
 
 def check_sums(graphs: Iterable[Graph], sums: Iterable[Variable]) -> None:
-    """Refuses steps of which one only adds to a variable, and another writes it otherwise.
+    """Refuses steps of which one overwrites a variable that workers keep parts of for another.
 
     Args:
         graphs: of the traced steps.
-        sums: the tf.Variables of which workers have parts, by any of the steps.
+        sums: the tf.Variables that `find_sums` has returned for any of the steps.
 
     Raises:
-        GraphError: there are such steps.
+        GraphError: a step overwrites one of them.
     """
     sums = list(sums)
     for graph in graphs:
@@ -56,7 +55,7 @@ def check_sums(graphs: Iterable[Graph], sums: Iterable[Variable]) -> None:
 
 
 def find_written(graph: Graph, variables: Iterable[Variable]) -> list[Variable]:
-    """Those of some variables that a traced function may write: all that it does not only read by ops of its own.
+    """The variables that a traced function may write: all that it passes to an op other than a read.
 
     Args:
         graph: of the function.
@@ -91,7 +90,7 @@ def check_returned(concrete: ConcreteFunction, variables: Sequence[Variable], re
 def _find_other_write(handle: Handle | None) -> str:
     """The op by which a function writes a variable other than by adding to it; empty if there is none."""
     for op, used in () if handle is None else _list_uses(handle):
-        if op.type == "AssignVariableOp" and (other := _no_addition(op.inputs[1], used)):
+        if op.type == "AssignVariableOp" and (other := _find_other_op(op.inputs[1], used)):
             return other
         if op.type.startswith(_SCATTERS) and op.outputs == [] and not op.type.endswith(("Add", "Sub")):
             return str(op.type)
@@ -115,7 +114,7 @@ def _called_functions(op: Operation) -> Iterator[str]:
         yield from (one.name for one in (value.func, *value.list.func) if one.name)
 
 
-def _no_addition(value: Tensor, handle: Handle) -> str:
+def _find_other_op(value: Tensor, handle: Handle) -> str:
     """The op by which a variable's old value enters the new one other than by addition; empty if there is none."""
     while not _reads(value.op, handle):
         before = [one for one in value.op.inputs if _is_computed_of(one, handle)]

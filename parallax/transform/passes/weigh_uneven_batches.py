@@ -20,7 +20,7 @@ def weigh_uneven_batches(editor: Editor, rewrites: Rewrites) -> None:
     for batch in rewrites.batches:
         with tf.name_scope(f"{SCOPE}/batch/"):
             if batch.placeholder not in by_source:
-                by_source[batch.placeholder] = _share(editor, batch)
+                by_source[batch.placeholder] = _weigh_batch(editor, batch)
             editor.batch_weights[batch.name] = _with_equal_lengths(editor, batch, by_source[batch.placeholder])
     for fed in (one for layouts in rewrites.layouts for one in layouts.fed):
         with tf.name_scope(f"{SCOPE}/batch/"):
@@ -32,7 +32,7 @@ def weigh_uneven_batches(editor: Editor, rewrites: Rewrites) -> None:
                 editor.accumulated[scatter.tensor] = share.zero_uncounted(editor.leaving(scatter.tensor))
 
 
-def _share(editor: Editor, batch: UnevenBatch) -> BatchWeight:
+def _weigh_batch(editor: Editor, batch: UnevenBatch) -> BatchWeight:
     if batch.examples:
         counts = (1, editor.worker.size, editor.worker.rank)
         local_length, rows, first = (tf.constant(batch.examples * workers, tf.int64) for workers in counts)

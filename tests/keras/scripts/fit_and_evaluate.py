@@ -28,9 +28,23 @@ ids, x = random.integers(0, 60, [50, 3]), random.normal(size=[50, 4]).astype("fl
 y = {"size": random.normal(size=[50, 1]).astype("float32"), "kind": random.integers(0, 2, [50, 1])}
 features = {"ids": ids, "x": x}
 
+
+class Seen(keras.layers.Layer):
+    """Sums its inputs where it is not trained."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(name="seen", initializer="zeros", trainable=False)
+
+    def call(self, x, training=None):
+        if not training:
+            self.seen.assign_add(keras.ops.sum(x))
+        return x
+
+
+seen = Seen(name="counted")
 inputs = {"ids": keras.Input((3,), dtype="int32", name="ids"), "x": keras.Input((4,), name="x")}
 rows = keras.layers.Flatten()(keras.layers.Embedding(60, 8, name="table")(inputs["ids"]))
-hidden = keras.layers.BatchNormalization()(keras.layers.Concatenate()([rows, inputs["x"]]))
+hidden = keras.layers.BatchNormalization()(keras.layers.Concatenate()([rows, seen(inputs["x"])]))
 heads = {"size": keras.layers.Dense(1)(hidden), "kind": keras.layers.Dense(1, "sigmoid")(hidden)}
 model = keras.Model(inputs, heads)
 
@@ -71,9 +85,11 @@ def look():
         model.evaluate(pieces(), steps=7, verbose=0),  # else Keras counts the end of a generator for a batch
         {metric.name: float(np.sum(metric.result())) for metric in model.metrics[:1]},
         [float(np.sum(variable)) for metric in model.metrics for variable in metric.variables],
+        seen.seen.numpy(),
         model.predict(features, batch_size=8, verbose=0),
         model.predict(data, verbose=0, steps=2),
         model.predict(features, batch_size=50, verbose=0),  # one batch
+        seen.seen.numpy(),
     ]
     return tf.nest.map_structure(lambda one: np.asarray(one).tolist(), found)
 
