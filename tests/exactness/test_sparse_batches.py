@@ -114,6 +114,28 @@ def test_elements_are_added_up_by_the_examples_of_the_global_batch(case: str) ->
     assert case in MEET or (case in GATHERING) == bool(said) and f"{GATHERING.get(case, '')} '" * bool(said) in said
 
 
+def test_rows_of_gathered_ids_are_not_sought_among_those_of_one_worker() -> None:
+    """A reference variable's lookup sums rows itself, and its gradient deduplicates ids, here those of all workers."""
+
+    def build(length: int | None) -> Any:
+        ids = v1.placeholder(tf.int64, [length, 3], name="ids")
+        y = v1.placeholder(tf.float32, [length], name="y")
+        tables = [v1.get_variable(f"table_{i}", [WORDS, WIDTH], use_resource=False) for i in range(2)]
+        rows = tf.reduce_sum(
+            tf.ragged.map_flat_values(tf.gather, tables[0], tf.RaggedTensor.from_tensor(ids, padding=0)), 1
+        )
+        bags = tf.nn.embedding_lookup_sparse(tables[1], sparse(ids + 1), None, combiner="sqrtn")
+        scores = tf.reduce_sum(tf.ensure_shape(rows, [length, WIDTH]) + tf.ensure_shape(bags, [length, WIDTH]), 1)
+        return v1.train.GradientDescentOptimizer(0.3).minimize(tf.reduce_mean(tf.square(scores - y)))
+
+    feeds = {
+        "ids": lambda rng, length: rng.randint(0, WORDS - 1, [length, 3]),
+        "y": lambda rng, length: rng.randn(length),
+    }
+    found = tried(build, feeds, control_flow_v2=True)
+    assert (found.kind, found.message) == ("equal", "")
+
+
 def column(words: Any, table: Any) -> Any:
     hashed = tf.feature_column.categorical_column_with_hash_bucket("words", WORDS)
     embedded = tf.feature_column.embedding_column(hashed, WIDTH, combiner="mean")

@@ -202,15 +202,15 @@ def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple
     while waiting:
         row_numbers = waiting.pop(0)
         tensor = root(walk.view, row_numbers)
+        looked_up = next((one for one in (tensor, merged_ids(walk.view, tensor)) if one in by_ids), None)
         pieces = find_concatenated(walk.view, tensor)
-        if walk.states[row_numbers] == SAME != walk.states[tensor]:
+        if walk.states[row_numbers] == SAME != walk.states[looked_up or tensor]:
             raise NoRule(merge.part, f"the row indices {row_numbers!r} of its gradient are gathered on all workers")
-        if tensor in by_ids:
-            lookups.append(by_ids[tensor].pop(0) if len(by_ids[tensor]) > 1 else by_ids[tensor][0])
-            searched.append("")
-        elif merged_ids(walk.view, tensor) in by_ids:
-            lookups.append(by_ids[merged_ids(walk.view, tensor)][0])
-            searched.append(tensor)
+        if looked_up is not None:
+            lookups.append(
+                by_ids[looked_up].pop(0) if looked_up == tensor and len(by_ids[looked_up]) > 1 else by_ids[looked_up][0]
+            )
+            searched.append("" if looked_up == tensor else tensor)
         elif pieces:
             waiting = [*pieces, *waiting]
         else:
