@@ -49,7 +49,7 @@ INSIDE = {
         ("supervisor",),
         ("launcher", "worker"),
         ("checkpoint", "trace"),
-        ("guard", "measure", "peers"),
+        ("guard", "measure", "memory_checkpoints"),
         ("calibrate", "check", "islands", "replan"),
         ("verify",),
         ("doctor",),
@@ -113,9 +113,7 @@ IRREGULAR_PARTICIPLES = frozenset(
     " seen sent taken told written".split()
 )
 # Classes whose names are participles all the same: layouts, states and events, and what a reader of a plan sees.
-PARTICIPLE_CLASSES = frozenset(
-    "Beaten Concatenated Fed Joined Looked Merged Owned Preempted Replicated Sampled Sharded".split()
-)
+PARTICIPLE_CLASSES = frozenset("Concatenated Preempted Replicated Sharded".split())
 ENDING_ALIKE = frozenset("between even feed listen need open ragged seed shorten speed then token".split())
 
 

@@ -32,7 +32,7 @@ import tensorflow as tf
 from ops.exactness.claims import first_false
 from ops.exactness.runs import SEED, Built, NotFinite, Ran, Watched, train_one_process, train_workers
 from ops.exactness.script import Script
-from parallax.analysis.graph_to_plan import AnalysedGraph, analyse, feasible, rewrites_of
+from parallax.analysis.graph_to_plan import AnalysedGraph, analyse, make_feasible_plan, rewrites_of
 from parallax.analysis.planner import make_plan, part_routes, placements
 from parallax.analysis.propagation.propagate import walk_graph
 from parallax.base.errors import ParallaxError, PlanError
@@ -183,7 +183,7 @@ def plan_of(analysed: AnalysedGraph, route: str, workers: int) -> Plan:
     """A plan with this route for every variable that it is possible for; the others keep their own."""
     layout = one_host(workers, 0)
     if route == "hybrid":
-        return feasible(analysed, layout, PlanConstraints())
+        return make_feasible_plan(analysed, layout, PlanConstraints())
     routes: dict[str, str] = {}
     for variable in analysed.spec.variables:
         try:
@@ -191,7 +191,7 @@ def plan_of(analysed: AnalysedGraph, route: str, workers: int) -> Plan:
         except PlanError:
             continue
         routes[variable.name] = route
-    return feasible(analysed, layout, PlanConstraints(routes=routes))
+    return make_feasible_plan(analysed, layout, PlanConstraints(routes=routes))
 
 
 def _try_route(subject: _TrialSubject, route: str, tried: dict[Any, Outcome]) -> Outcome:

@@ -12,7 +12,7 @@ from random import Random
 
 from ops.faults.model import LIMITS, SAVE_S, World
 from parallax.report.text import name_ranks
-from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame
+from parallax.runtime.supervisor.state_machine import ReaderGone, SignalReceived
 
 _END_S = 10.0  # to end a job: mpirun's grace, a supervisor's, and looking
 
@@ -282,7 +282,7 @@ def launcher_signalled(world: World) -> Expected:
     for rank in world.ranks:
         rank.heeds_term = world.random.random() < 0.5
     for _ in range(world.random.choice((1, 2))):
-        world.take(SignalCame(number))
+        world.take(SignalReceived(number))
     return _ends(128 + number, f"the launcher got {signal.Signals(number).name}")
 
 
@@ -302,35 +302,35 @@ def is_preempted(world: World) -> Expected:
     """The launcher gets SIGTERM, and the workers save in time."""
     in_s = (SAVE_S - 4) * world.random.random()
     _saves(world, in_s)
-    world.take(SignalCame(signal.SIGTERM))
+    world.take(SignalReceived(signal.SIGTERM))
     return _ends(75, "preempted at step 3, saved", in_s)
 
 
 def is_preempted_and_stays(world: World) -> Expected:
     """The workers of a preempted job save, and their scripts do not end."""
     world.saving = lambda: world.tell(world.ranks[0], {"kind": "preempted", "step": 3})
-    world.take(SignalCame(signal.SIGTERM))
+    world.take(SignalReceived(signal.SIGTERM))
     return _ends(75, "preempted at step 3, saved", SAVE_S)
 
 
 def is_preempted_in_vain(world: World) -> Expected:
     """The workers of a preempted job do not come to save."""
-    world.take(SignalCame(signal.SIGTERM))
+    world.take(SignalReceived(signal.SIGTERM))
     return _ends(143, "the launcher got SIGTERM, and the workers have not saved within 10 s", SAVE_S)
 
 
 def is_preempted_twice(world: World) -> Expected:
     """Another signal comes before the workers of a preempted job have saved."""
     in_s = 4 * world.random.random()
-    world.take(SignalCame(signal.SIGTERM))
-    world.at(world.now_s + in_s, world.take, SignalCame(world.random.choice((signal.SIGINT, signal.SIGTERM))))
+    world.take(SignalReceived(signal.SIGTERM))
+    world.at(world.now_s + in_s, world.take, SignalReceived(world.random.choice((signal.SIGINT, signal.SIGTERM))))
     return _ends(143, "the launcher got SIGTERM. The job was ended.", in_s)
 
 
 def is_killed_while_preempted(world: World) -> Expected:
     """A worker is killed while the others save."""
     rank = _pick(world)
-    world.take(SignalCame(signal.SIGTERM))
+    world.take(SignalReceived(signal.SIGTERM))
     in_s = 0.5 + 5 * world.random.random()
     world.at(world.now_s + in_s, world.end_worker, world.ranks[rank], -signal.SIGKILL)
     return _ends(137, f"rank {rank} was killed by SIGKILL", in_s)

@@ -97,11 +97,11 @@ def main() -> int:
     """The script: fits a model once for each fault."""
     import keras
 
-    import parallax.entry.job_beside
+    import parallax.entry.background_job
     import parallax.keras
 
     first, number = map(int, sys.argv[1:])
-    parallax.entry.job_beside.launch = partial(launch_within, LIMITS, parallax.entry.job_beside.launch)  # type: ignore[attr-defined]
+    parallax.entry.background_job.launch = partial(launch_within, LIMITS, parallax.entry.background_job.launch)  # type: ignore[attr-defined]
     keras.utils.set_random_seed(1)
     random = np.random.default_rng(1)
     ids, labels = random.integers(0, 50, [70, 4]), random.random([70, 1]).astype("float32")

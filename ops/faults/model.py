@@ -137,7 +137,7 @@ class World:
         if rank.status is not None or self.now_s >= END_S:
             return
         if rank.beats and not rank.stopped and not rank.frozen and not rank.supervisor_stopped and not rank.starved:
-            self._step(rank, rank_machine.Beaten(rank.doing))
+            self._step(rank, rank_machine.HeartbeatReceived(rank.doing))
             if rank.doing["fetch"]:
                 rank.doing = {**rank.doing, "seconds": rank.doing["seconds"] + LIMITS.beat_s}
                 if rank.doing["seconds"] >= 2:
@@ -150,7 +150,7 @@ class World:
         if not rank.supervisor_stopped and rank.status is None:
             letter = "T" if rank.stopped else "R" if rank.starved else "S"
             grows = rank.computes and not (rank.frozen or rank.stopped or rank.starved)
-            self._step(rank, rank_machine.Sampled(Vitals(letter, int(10 * self.now_s) if grows else 7)))
+            self._step(rank, rank_machine.VitalsSampled(Vitals(letter, int(10 * self.now_s) if grows else 7)))
         self.at(self.now_s + LIMITS.beat_s, self._sample, rank)
 
     def enter_run(
@@ -189,7 +189,7 @@ class World:
                 self._inbox += [RULE, words, RULE]
                 self._end_all(137)
         elif not rank.supervisor_stopped:
-            self._step(rank, rank_machine.SignalCame(number))
+            self._step(rank, rank_machine.SignalReceived(number))
 
     def _supervisor_gone(self, rank: Rank) -> None:
         rank.has_supervisor = False
@@ -264,7 +264,7 @@ class World:
     def _word(self) -> None:
         has_started = self.job.alive.first_s is not None or bool(self._inbox)
         if self.launcher == "up" and has_started:
-            self._pass_on(rank_machine.WordHeard())
+            self._pass_on(rank_machine.KeepaliveReceived())
         if self.now_s < END_S:
             self.at(self.now_s + LIMITS.word_s, self._word)
 
@@ -284,7 +284,7 @@ class World:
         if number == signal.SIGKILL:
             self.kill_mpirun()
         elif number == PREEMPTION:
-            self._pass_on(rank_machine.PreemptionHeard())
+            self._pass_on(rank_machine.PreemptionReceived())
         elif self.mpirun == "up" and not self._mpirun_ends:
             self._end_all(1)
 
@@ -379,11 +379,11 @@ class World:
             if isinstance(one, str):
                 self.job = job_machine.process_line(self.job, one)[0]
             else:
-                self.take(job_machine.FrameCame(one))
+                self.take(job_machine.FrameReceived(one))
         stopped = tuple(r.number for r in self.ranks if r.supervisor_stopped and r.has_supervisor and not r.host)
         if self.now_s % LIMITS.beat_s == 0:
-            self.take(job_machine.StopsSeen(stopped, self.mpirun == "stopped"))
-        self.take(job_machine.Looked())
+            self.take(job_machine.StopsSampled(stopped, self.mpirun == "stopped"))
+        self.take(job_machine.FramesDrained())
         if self.now_s >= self._mpirun_done_s + LAST_WORDS_S:
             self.ending = self.job.ending(self._mpirun_status, lambda rank: [])
             self.launcher, self.ended_s = "ended", self.now_s

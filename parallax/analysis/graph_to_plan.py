@@ -65,7 +65,7 @@ class AnalysedGraph:
     sources: tuple[GradientSource, ...]
 
     def to_json(self) -> str:
-        """The classes, and the sources of gradients; `analysed_as` parses them."""
+        """The classes, and the sources of gradients; `adopt_analysis` parses them."""
         return spec_to_json(self.spec, self.sources)
 
 
@@ -135,7 +135,7 @@ def analyse_for(graph: Graph, config: Config, synchronous: bool = True) -> Analy
 
 
 @without_collections
-def analysed_as(
+def adopt_analysis(
     graph: Graph, text: str, digest: str, lazy_updates: bool = True, synchronous: bool = True
 ) -> AnalysedGraph:
     """Captures a worker's graph and adopts the launcher's classes for it.
@@ -194,7 +194,7 @@ def _new_plan(
             constraints,
             measured,
             analysed.spec,
-            lambda own, terms, given: feasible(analysed, own, terms, given),
+            lambda own, terms, given: make_feasible_plan(analysed, own, terms, given),
         )
     return _plan_one_team(analysed, layout, config, constraints, measured)
 
@@ -218,10 +218,10 @@ def _plan_one_team(
         batch: how many times as large the batch is.
     """
     if config.stages in (None, 1):
-        return feasible(analysed, layout, constraints, measured)
+        return make_feasible_plan(analysed, layout, constraints, measured)
 
     def make(spec: GraphSpec, replicas: Layout, terms: PlanConstraints, given: PlanInputs) -> Plan:
-        return feasible(replace(analysed, spec=spec), replicas, terms, given)
+        return make_feasible_plan(replace(analysed, spec=spec), replicas, terms, given)
 
     captured, spec, sources = analysed.captured, analysed.spec, analysed.sources
     check_supported("stages", config, constraints.synchronous, {})
@@ -347,7 +347,7 @@ def memory_of(
     return memory_plan(plan, variables, live, hosts, fixed)
 
 
-def feasible(
+def make_feasible_plan(
     analysed: AnalysedGraph, layout: Layout, constraints: PlanConstraints, measured: PlanInputs | None = None
 ) -> Plan:
     """A plan with as many of the requested variables on servers as possible.

@@ -28,7 +28,7 @@ from parallax.runtime.launcher.own_process import check_own_process, check_surro
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import, write_lines_once
 from parallax.runtime.trace.options import trace_options
 from parallax.runtime.worker.local_training import local_training_noticed
-from parallax.runtime.worker.random_state import EqualUntilBuilt, drawn_seed
+from parallax.runtime.worker.random_state import EqualUntilBuilt, draw_seed
 from parallax.runtime.worker.script import MODULE, error_text, mentions_keras, run_script
 from parallax.settings import checks
 from parallax.settings.config import HOST_TIMEOUT_S
@@ -143,7 +143,7 @@ def _write_model(arguments: argparse.Namespace, ended: JobEnded) -> int:
 def _read_settings(arguments: argparse.Namespace) -> Settings:
     """Returns the command line's settings of this process."""
     role = {RUN: Role.LAUNCH, CHECKPOINT: Role.EXPORT}.get(arguments.command) or Role(arguments.command)
-    values: dict[str, Any] = {"script_seed": drawn_seed()}
+    values: dict[str, Any] = {"script_seed": draw_seed()}
     for setting, options in options_by_setting().items():
         value = getattr(arguments, setting, None) if options else None
         if value is not None:
@@ -172,7 +172,7 @@ def _run_here(
         record.install()
     join_deprecations(shown_from)
     write_lines_once()
-    equal_draws = EqualUntilBuilt(requested.script_seed or drawn_seed())
+    equal_draws = EqualUntilBuilt(requested.script_seed or draw_seed())
     before, path = sys.argv, sys.path[0]
     try:
         with apply_settings(requested), local_training_noticed(requested.role, arguments.command, _say):

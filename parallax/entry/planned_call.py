@@ -14,7 +14,7 @@ from parallax.base.status_line import clear_status
 from parallax.base.types import Graph
 from parallax.cluster.machines import Cluster
 from parallax.cluster.profile_files import check_writable
-from parallax.graph.own_batch import mark_normalizations
+from parallax.graph.local_statistics import mark_normalizations
 from parallax.plans.plan import Plan
 from parallax.report.logger import log
 from parallax.report.plan_table import plan_table
@@ -23,7 +23,7 @@ from parallax.runtime.make_job import check_profile, cluster_of
 from parallax.runtime.measure.options import measure_options
 from parallax.runtime.replan.options import check_possible, replan_options
 from parallax.runtime.trace.options import make_ready, trace_options
-from parallax.runtime.worker.random_state import drawn_seed
+from parallax.runtime.worker.random_state import draw_seed
 from parallax.settings.config import OWN, Config, list_ineffective_settings
 from parallax.settings.environment import Settings, settings
 from parallax.settings.merge import merge_settings
@@ -135,7 +135,7 @@ def check_outputs(call: Call, cluster: Cluster) -> None:
 
 def show_plan(plan: Plan, config: Config) -> int:
     """Prints a plan, and the seed if it is drawn; returns the seed."""
-    seed = config.seed if config.seed is not None else drawn_seed()
+    seed = config.seed if config.seed is not None else draw_seed()
     clear_status()
     sys.stdout.write(plan_table(plan) + (f"Seed {seed}\n" if config.seed is None else ""))
     sys.stdout.flush()

@@ -16,7 +16,7 @@ from parallax.keras.versions import check_keras
 
 check_keras(keras.__version__, keras.config.backend())
 
-from parallax.entry.job_beside import JobFailed  # noqa: E402
+from parallax.entry.background_job import JobFailed  # noqa: E402
 from parallax.functions.tracing.traced_values import rows  # noqa: E402  # these need what older ones do not have
 from parallax.keras.checkpoints import load_checkpoint, save_checkpoint  # noqa: E402
 from parallax.keras.intercept_fit import call, close, install, use  # noqa: E402

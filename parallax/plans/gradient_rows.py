@@ -77,7 +77,7 @@ class AccumulateGradient:
 
 
 @dataclass(frozen=True, slots=True)
-class AlikeRows:
+class EqualRows:
     """A constant of equal rows, as many as the batch at `like` has: the edge reads as many rows as were accumulated."""
 
     edge: Edge

@@ -88,7 +88,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Blank:
+class EmptyList:
     """A list of tensors without elements: it adapts to whichever layout is required."""
 
 
@@ -155,7 +155,7 @@ class Positions:
 class Concatenated:
     """Tensors concatenated along the first axis, each with its own layout.
 
-    A worker has its piece of the sharded ones, and all of the others; zeros have no layout (`Blank`).
+    A worker has its piece of the sharded ones, and all of the others; zeros have no layout (`EmptyList`).
 
     Attributes:
         pieces: the length of each in the program of one process, and its layout.
@@ -172,7 +172,7 @@ class Concatenated:
         return total
 
 
-_OfOneTensor = Replicated | Sharded | Partial | LengthValue | Pieces | Blank
+_OfOneTensor = Replicated | Sharded | Partial | LengthValue | Pieces | EmptyList
 Layout = _OfOneTensor | RowEnds | ExampleNumbers | Distinct | Positions | Concatenated
 
 

@@ -66,7 +66,7 @@ class Layout:
         return tuple(host for host, workers in enumerate(self.hosts) for _ in range(workers))
 
 
-def server_proxies(hosts: Sequence[int], servers: Sequence[int]) -> tuple[int, ...]:
+def server_fronts(hosts: Sequence[int], servers: Sequence[int]) -> tuple[int, ...]:
     """For each server its *front*: the one worker that sends requests to it for all workers, as it is on the same host.
 
     A worker then has W messages a hop with other hosts and one request to its own; W workers that each send to S

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge
-from parallax.plans.gradient_rows import AccumulateGradient, AlikeRows, GradientPiece, SharedRows
+from parallax.plans.gradient_rows import AccumulateGradient, EqualRows, GradientPiece, SharedRows
 from parallax.plans.layouts import LayoutRewrites
 from parallax.plans.micro_batches import MicroBatches
 from parallax.plans.model_stages import StageCut
@@ -121,7 +121,7 @@ class Scatter:
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class ServerNode:
     """A node that runs on the servers of a table's partitions, once for each.
 
     Attributes:
@@ -298,10 +298,10 @@ class Rewrites:
     local_variables: tuple[str, ...] = ()
     batch_writes: tuple[str, ...] = ()
     scatters: tuple[Scatter, ...] = ()
-    owned: tuple[Owned, ...] = ()
+    owned: tuple[ServerNode, ...] = ()
     terms: TrainingMode = TrainingMode()
     accumulated_gradients: tuple[AccumulateGradient, ...] = ()
-    alike_rows: tuple[AlikeRows, ...] = ()
+    alike_rows: tuple[EqualRows, ...] = ()
     batches: tuple[UnevenBatch, ...] = ()
     padded: tuple[PaddedRows, ...] = ()
     layouts: tuple[LayoutRewrites, ...] = ()

@@ -37,9 +37,9 @@ from parallax.runtime.checkpoint.values import VariableValues, values_of
 from parallax.runtime.guard.guard import Guard
 from parallax.runtime.islands.meetings import IslandMeetings
 from parallax.runtime.islands.own_state import entries_of_islands, island_places
-from parallax.runtime.peers.hook import PeerMemory, PeerMemoryHook
-from parallax.runtime.peers.memory import ops_of, peer_memory
-from parallax.runtime.peers.recovery import RecoveredState
+from parallax.runtime.memory_checkpoints.hook import PeerMemory, PeerMemoryHook
+from parallax.runtime.memory_checkpoints.memory import ops_of, peer_memory
+from parallax.runtime.memory_checkpoints.recovery import RecoveredState
 from parallax.runtime.replan.change_over import places_of
 from parallax.runtime.worker.ranks import SERVER_TASK, WORKER_TASK, ProcessGroup, current_process_group
 from parallax.runtime.worker.session.bfloat16 import options_with

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parallax.analysis.graph_decisions import GraphDecisions
-from parallax.analysis.graph_to_plan import AnalysedGraph, analyse, analysed_as, constraints_of, rewrites_of
+from parallax.analysis.graph_to_plan import AnalysedGraph, adopt_analysis, analyse, constraints_of, rewrites_of
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.gradients import training_updates
 from parallax.base.errors import PlanError
@@ -26,9 +26,9 @@ from parallax.runtime.guard.guard import Guard
 from parallax.runtime.islands.meetings import MeetingsBetweenSteps, meetings_of
 from parallax.runtime.measure.first_steps import FirstSteps
 from parallax.runtime.measure.options import MeasureOptions
+from parallax.runtime.memory_checkpoints.memory import state_in_memory
+from parallax.runtime.memory_checkpoints.recovery import RecoveredState
 from parallax.runtime.monitored_session import monitored_session
-from parallax.runtime.peers.memory import state_in_memory
-from parallax.runtime.peers.recovery import RecoveredState
 from parallax.runtime.replan.change_over import ChangeOver
 from parallax.runtime.replan.options import ReplanOptions
 from parallax.runtime.replan.partition_trials import PartitionSearch, searches
@@ -143,7 +143,7 @@ def open_session(
         change = RequestedChange(worker, training, made.launcher_graph.spec, layout, over, members.workers)
         if meetings is not None:
             between_steps.append(MeetingsBetweenSteps(meetings, training, saved is not None))
-        elif members.peers is None:
+        elif members.stages_comm is None:
             between_steps.append(change)
         if config.export_graph_path is not None:
             write_text(Path(config.export_graph_path), members.rank, monitored.graph)
@@ -222,7 +222,7 @@ def _read_graph(graph: Graph, config: Config, parcel: JobMessage, plan: Plan, me
     launcher, digest = launchers_graph(graph, parcel.graph, plan.fingerprint, members.rank)
     members.start()
     take_launchers_graph(graph, launcher, members.workers)
-    alone = analysed_as(graph, parcel.spec, digest, config.lazy_updates, plan.synchronous)
+    alone = adopt_analysis(graph, parcel.spec, digest, config.lazy_updates, plan.synchronous)
     plan.check_belongs_to(alone.spec, plan.layout)
     return alone
 
@@ -237,7 +237,7 @@ def _positions_of(recovered: RecoveredState | None, saved: CheckPointConfig, com
 def _context(graph: Graph, made: _WorkerSetup, members: ProcessGroup, watch: Heartbeat) -> WorkerContext:
     """Opens the channels of the exchanges, and returns the context of this worker's runs."""
     open_channels(made.worker_graph.graph_def, members.teams, made.plan.sums)
-    stages = None if members.peers is None else StageValues(open_stages(members.peers))
+    stages = None if members.stages_comm is None else StageValues(open_stages(members.stages_comm))
     analysed, names = made.analysed, Names(made.analysed.captured.view, made.worker_graph)
     worker = WorkerContext(graph, names, watch, analysed, stages=stages)
     worker.follow(made.plan, made.worker_graph)
@@ -256,7 +256,7 @@ def _training(worker: WorkerContext, made: _WorkerSetup, members: ProcessGroup, 
         worker.log = RunLog(view, updates, members.rank == 0, may_idle=extras.has_values)
         worker.nan_report = NanReport(view, worker.log.trains, members.workers.Dup())
         members.at_end += [worker.log.finish, worker.nan_report.finish]
-    if members.size > 1 and members.peers is None and worker.log is not None and not extras.has_values:
+    if members.size > 1 and members.stages_comm is None and worker.log is not None and not extras.has_values:
         worker.batches = BatchComparison(view, updates, worker.log.trains, worker.place_of, members.workers.Dup())
         members.at_end.append(worker.batches.finish)
     return training

@@ -145,7 +145,7 @@ _LEFT: dict[str, Callable[[Editor, Rewrites], Iterator[_Broken]]] = {
     "place_tables": _partitions,
     "keep_gradients": _check_kept,
     "reduce_gradients": _check_reduced,
-    "fill_rows_alike": _check_padded,
+    "pad_to_longest_row": _check_padded,
     "slice_rows": _check_sliced,
     "exchange_rows": _check_exchanged,
     "collect_rows": _check_collected,

@@ -42,7 +42,7 @@ from parallax.transform.passes.inputs import IteratorsOfGraph, keep_inputs
 from parallax.transform.passes.layouts import change_layouts
 from parallax.transform.passes.local_tables import gather_rows, slice_rows, spread_tables
 from parallax.transform.passes.on_servers import run_on_servers
-from parallax.transform.passes.padded_rows import fill_rows_alike
+from parallax.transform.passes.padded_rows import pad_to_longest_row
 from parallax.transform.passes.random_positions import RandomStreams, keep_streams
 from parallax.transform.passes.random_seeds import set_seeds
 from parallax.transform.passes.rows_up_to_date import keep_up_to_date, lazily_updated
@@ -61,7 +61,7 @@ PASSES: tuple[Callable[[Editor, Rewrites], None], ...] = (
     weigh_micro_batches,
     keep_gradients,
     reduce_gradients,
-    fill_rows_alike,
+    pad_to_longest_row,
     scatter_gradients,
     slice_rows,  # after the broadcasts: a full value that is fed is worker 0's, then sliced
     exchange_rows,

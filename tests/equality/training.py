@@ -13,7 +13,7 @@ import tensorflow as tf
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession, as_written
 from ops.exactness.transport import combine_workers
-from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, make_feasible_plan, rewrites_of
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.capture import capture, initialization_phases
 from parallax.base.errors import PlanError
@@ -149,7 +149,7 @@ def plan_of(analysed, route, size, servers):
         several.update({v.name: 2 for v in analysed.spec.variables if v.cls.value == "dense" and v.rows >= 2})
         while True:
             try:
-                return feasible(analysed, layout, PlanConstraints("PS", partitions=several))
+                return make_feasible_plan(analysed, layout, PlanConstraints("PS", partitions=several))
             except PlanError:  # one of them is not on servers
                 several.popitem()
     routes = {}
@@ -163,7 +163,7 @@ def plan_of(analysed, route, size, servers):
         except PlanError:
             continue
     try:
-        return feasible(analysed, layout, PlanConstraints(routes=routes))
+        return make_feasible_plan(analysed, layout, PlanConstraints(routes=routes))
     except PlanError:  # propagation refused one of them
         return make_plan(analysed.spec, layout)
 

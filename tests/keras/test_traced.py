@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import parallax.keras  # noqa: F401  # has variables traced
-from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, make_feasible_plan, rewrites_of
 from parallax.base.errors import CheckpointError, ConfigError, SessionError
 from parallax.functions.tracing import traced_values as traced_variables
 from parallax.functions.tracing.step_graph import StepGraph, StepVariable
@@ -82,7 +82,7 @@ def test_owners_make_the_rows_that_keras_would_have_made(tracing, dtype, whole):
     assert all(source_of(variable) is not None for variable in traced.values())
     analysed = analyse(graph.graph)
     constraints = PlanConstraints(routes=dict.fromkeys(traced, "alltoall"))
-    rewrites = rewrites_of(analysed, feasible(analysed, one_host(WORKERS), constraints))
+    rewrites = rewrites_of(analysed, make_feasible_plan(analysed, one_host(WORKERS), constraints))
     for rank in range(WORKERS):
         made = transform(analysed.captured.view, rewrites, Worker(rank, WORKERS, 7))
         assert {cut.variable for cut in made.sliced_values} == set(whole)

@@ -40,7 +40,7 @@ from parallax.runtime.supervisor.frames import (
 )
 from parallax.runtime.supervisor.pipes import ControlChannel
 from parallax.runtime.supervisor.sealed_files import sealed_value
-from parallax.runtime.supervisor.state_machine import Beaten
+from parallax.runtime.supervisor.state_machine import HeartbeatReceived
 from parallax.runtime.verify.claim_records import ClaimGroups
 from parallax.runtime.worker.job_message import JobMessage, read_parcel
 from tests.mutations import for_all, mutated_bytes, mutated_json
@@ -153,7 +153,7 @@ def test_a_mutated_message_on_the_workers_pipe_is_said_and_dropped(message: dict
             if isinstance(found, Text):
                 assert found.text.startswith("parallax: a message of this rank was dropped: ")
             else:
-                told = found.doing if isinstance(found, Beaten) else found.message  # type: ignore[union-attr]
+                told = found.doing if isinstance(found, HeartbeatReceived) else found.message  # type: ignore[union-attr]
                 assert told == message
 
     for_all(60, check, mutated_bytes(line))

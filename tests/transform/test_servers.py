@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, make_feasible_plan, rewrites_of
 from parallax.analysis.reading.construction import record
 from parallax.base.errors import TransformError
 from parallax.graph.view import GraphView
-from parallax.plans.plan import Layout, PlanConstraints, one_host, server_proxies
+from parallax.plans.plan import Layout, PlanConstraints, one_host, server_fronts
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.all_to_all import ALL_TO_ALL
 from parallax.transform.building.editor import Worker
@@ -45,7 +45,7 @@ def decided(
         v1.set_random_seed(3)
         build(6)
     analysed = analyse(graph, synchronous=constraints.get("synchronous", True))
-    plan = feasible(
+    plan = make_feasible_plan(
         analysed, layout or one_host(workers, SERVERS), PlanConstraints(**{"run_option": "PS", **constraints})
     )
     return analysed.captured.view, rewrites_of(analysed, plan)
@@ -259,7 +259,7 @@ def test_without_fronts_every_worker_asks_every_server(servers: tuple[int, ...],
     ],
 )
 def test_who_asks_a_server_for_all(hosts: tuple[int, ...], servers: tuple[int, ...], fronts: tuple[int, ...]):
-    assert server_proxies(hosts, servers) == fronts
+    assert server_fronts(hosts, servers) == fronts
 
 
 def test_asynchronous_workers_merge_nothing_with_their_host() -> None:

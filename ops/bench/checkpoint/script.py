@@ -22,8 +22,8 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 from ops.bench.checkpoint.command import LINE
-from parallax.runtime.checkpoint.beside_training import ConcurrentCheckpoints
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
+from parallax.runtime.checkpoint.concurrent_checkpoints import ConcurrentCheckpoints
 from parallax.runtime.checkpoint.format.bundle import Bundle
 from parallax.runtime.checkpoint.format.stored_tensors import chunks
 from parallax.runtime.checkpoint.hook import CheckpointHook

@@ -82,7 +82,7 @@ def shortest_step(
         feeds: by rank, what some steps feed, by tensor.
         rate_bytes_per_s: of the link.
     """
-    from parallax.analysis.timing.schedule import shortest_alone, shortest_overlapping
+    from parallax.analysis.timing.schedule import bound_period_seconds, bound_step_seconds
     from parallax.graph.view import GraphView
     from parallax.runtime.trace.dependencies import DEVICE, LINK, TimeOn, dependencies_of
     from parallax.runtime.worker.session.overlapping import is_meeting
@@ -98,8 +98,8 @@ def shortest_step(
         if view.op(node) == LAYER:
             taken[node] = TimeOn(float(view.nodes[node].attr["seconds"].f), DEVICE)
     step = dependencies_of(view, runs).step(taken)
-    overlapping_s = shortest_overlapping(step)
-    return Shortest(max(shortest_alone(step), overlapping_s), overlapping_s)
+    overlapping_s = bound_period_seconds(step)
+    return Shortest(max(bound_step_seconds(step), overlapping_s), overlapping_s)
 
 
 def _exchanged_bytes(

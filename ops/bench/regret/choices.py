@@ -83,13 +83,13 @@ def case_of(model: Model, cluster: ClusterProfile, folder: Path, most: int) -> C
 
 def sides_of(model: Model, rates: Sequence[int], clusters: Sequence[ClusterProfile], folder: Path) -> Iterator[Case]:
     """A case for each rate, with the best plan there, and behind it those of the other rates as predicted there."""
-    from parallax.analysis.graph_to_plan import feasible
+    from parallax.analysis.graph_to_plan import make_feasible_plan
 
     graph, analysed, _, _ = analysed_of(model.sizes)
     first = measured_of(model, clusters[0], folder, graph, analysed)
     known = [replace(first, cluster=cluster) for cluster in clusters]
     layout = _layout(first)
-    best = [feasible(analysed, layout, PlanConstraints(), one) for one in known]
+    best = [make_feasible_plan(analysed, layout, PlanConstraints(), one) for one in known]
     for rate, own, measured in zip(rates, best, known, strict=True):
         others = [_replanned(analysed, layout, measured, plan) for plan in best if plan is not own]
         choices = tuple(map(_choice, (own, *others)))
@@ -111,12 +111,12 @@ def _layout(measured: PlanInputs) -> Layout:
 
 def chosen_and_others(model: Model, analysed: Any, measured: PlanInputs, most: int) -> Case:
     """The case of a model that was profiled."""
-    from parallax.analysis.graph_to_plan import feasible
+    from parallax.analysis.graph_to_plan import make_feasible_plan
 
     layout = _layout(measured)
     hosts = len(layout.hosts)
     spec: GraphSpec = analysed.spec
-    chosen = feasible(analysed, layout, PlanConstraints(), measured)
+    chosen = make_feasible_plan(analysed, layout, PlanConstraints(), measured)
     counts = {v.name: partition_count(v, 0, hosts, None) for v in spec.variables if v.name in _routes(chosen)}
     every = sorted(
         alternatives(spec, layout, PlanConstraints(partitions=counts), measured),
@@ -151,7 +151,7 @@ def _picked(near: Sequence[Alternative], spec: GraphSpec, most: int) -> list[Alt
 
 def _plan(analysed: Any, layout: Layout, measured: PlanInputs, routes: dict[str, str], counts: dict[str, int]) -> Plan:
     """The plan with these routes; what is on servers has so many partitions there."""
-    from parallax.analysis.graph_to_plan import feasible
+    from parallax.analysis.graph_to_plan import make_feasible_plan
 
     served = {name: counts[name] for name, route in routes.items() if route == PS}
-    return feasible(analysed, layout, PlanConstraints(routes=routes, partitions=served), measured)
+    return make_feasible_plan(analysed, layout, PlanConstraints(routes=routes, partitions=served), measured)

@@ -15,11 +15,11 @@ from parallax.analysis.cut.op_costs import BYTES_PER_S, OPS_PER_S, estimate_cost
 from parallax.analysis.cut.stage_activations import Activations, measure_activations
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.base.errors import PlanError
-from parallax.graph.cut.everywhere import find_everywhere
 from parallax.graph.cut.graph_to_cut import bytes_of_type, elements_of, graph_to_cut, size_bytes
 from parallax.graph.cut.layers import nodes_of_layers
 from parallax.graph.cut.messages import StageMessage, find_messages
 from parallax.graph.cut.places import complete_places
+from parallax.graph.cut.replicated_nodes import find_everywhere
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.model_stages import StageCut

@@ -9,7 +9,7 @@ from parallax.analysis.layouts.gathers import GatheredTensor, find_gathered
 from parallax.analysis.layouts.rules.facts import REPLICATED
 from parallax.base.errors import PlanError
 from parallax.graph.batches import find_report_kind
-from parallax.graph.own_batch import is_statistic
+from parallax.graph.local_statistics import is_statistic
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import GraphView, split_tensor
 from parallax.plans.layouts import ExampleNumbers, LayoutRewrites, Partial, Sharded

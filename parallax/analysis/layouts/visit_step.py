@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, Fact
-from parallax.analysis.layouts.rules.frame_walk import visit_frame
+from parallax.analysis.layouts.rules.loop_frames import visit_frame
 from parallax.analysis.layouts.rules.op_rules import RULES, TAKEN
 from parallax.analysis.layouts.rules.plain import plain
 from parallax.analysis.layouts.rules.sparse_tensors import visit_sparse_feed
@@ -18,8 +18,8 @@ from parallax.base.errors import GraphError
 from parallax.graph.batches import ROWS, WHOLE, batch_tensors, find_report_kind
 from parallax.graph.control_flow import Unit, branches_of
 from parallax.graph.lengths import ONE, Length
+from parallax.graph.local_statistics import is_local_reduction
 from parallax.graph.ops import ELEMENTWISE, state_op
-from parallax.graph.own_batch import is_local_reduction
 from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
 
 _TEXT = 7  # types.proto

@@ -18,7 +18,7 @@ import tensorflow as tf
 from parallax.analysis.propagation.states import (
     LOCAL,
     Extent,
-    Fed,
+    FedScalars,
     Handle,
     Rows,
     Same,
@@ -127,7 +127,7 @@ class _Sizes(BufferSizes):
         size = self._bytes_of_element(tensor) * self.elements(tensor)
         if isinstance(state, Rows):
             return state.table, size
-        if shape is not None and None not in shape and (isinstance(state, Same | Fed) or shape in self._weights):
+        if shape is not None and None not in shape and (isinstance(state, Same | FedScalars) or shape in self._weights):
             return FIXED, size
         return BATCH, size
 
@@ -193,7 +193,7 @@ class _Sizes(BufferSizes):
                 return int(view.nodes[node].attr[EXAMPLES].i)
             for tensor in view.outputs(node):
                 shape = view.shape(tensor)
-                if shape and shape[0] and not isinstance(self.walk.states.get(tensor, LOCAL), Same | Fed):
+                if shape and shape[0] and not isinstance(self.walk.states.get(tensor, LOCAL), Same | FedScalars):
                     return int(shape[0])
         return 0
 

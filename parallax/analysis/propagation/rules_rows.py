@@ -25,7 +25,7 @@ from parallax.analysis.propagation.states import (
 )
 from parallax.analysis.propagation.walk import Walk, part_of, read_value, sum_of_parts
 from parallax.graph.view import Edge, split_tensor
-from parallax.plans.gradient_rows import AlikeRows
+from parallax.plans.gradient_rows import EqualRows
 from parallax.plans.rewrites import WholeShape
 
 REDUCTIONS = {"Sum": "sum", "Max": "max", "Min": "min", "Mean": "rows_mean", "All": "min", "Any": "max"}
@@ -50,7 +50,7 @@ def elementwise(walk: Walk, node: str, states: list[State]) -> bool:
             return False
         fits = len(shape) < max(rank, 1) or shape[0] == 1
         if not fits and isinstance(state, Values) and _rows_alike(walk, node, slot):
-            walk.alike_rows.append(AlikeRows(Edge(node, slot), Edge(node, values.index(state))))
+            walk.alike_rows.append(EqualRows(Edge(node, slot), Edge(node, values.index(state))))
         elif not fits:
             if not isinstance(state, Rows) or shape[0] != walk.facts.tables[state.table].rows:
                 return False

@@ -20,12 +20,12 @@ from parallax.analysis.propagation.walk import NoRule, Walk, server_table
 from parallax.graph.ops import state_op
 from parallax.graph.view import Edge, split_tensor
 from parallax.plans.layouts import Partial, Sharded
-from parallax.plans.rewrites import Owned, Push
+from parallax.plans.rewrites import Push, ServerNode
 
 _ASKS_FOR_THE_VARIABLE = ("VarIsInitializedOp", "IsVariableInitialized", "DestroyResourceOp")
 
 
-def find_owned_nodes(walk: Walk) -> tuple[Owned, ...]:
+def find_owned_nodes(walk: Walk) -> tuple[ServerNode, ...]:
     """The nodes that, by a finished traversal, run where the partitions are, in topological order."""
     if not any(table.servers for table in walk.facts.tables.values()):
         return ()
@@ -43,7 +43,7 @@ def find_owned_nodes(walk: Walk) -> tuple[Owned, ...]:
                 tables.append(_find_table(walk, node, slot, writes))
         table = next((t for t in tables if t), "")
         if table:
-            owned.append(Owned(node, table, writes, node in walk.facts.initial))
+            owned.append(ServerNode(node, table, writes, node in walk.facts.initial))
     return tuple(owned)
 
 
@@ -59,7 +59,7 @@ def _find_table(walk: Walk, node: str, slot: int, writes: bool) -> str:
     return table
 
 
-def check_reads(walk: Walk, owned: Iterable[Owned], pushes: Iterable[Push]) -> None:
+def check_reads(walk: Walk, owned: Iterable[ServerNode], pushes: Iterable[Push]) -> None:
     """Checks a finished traversal of synchronous training.
 
     Args:

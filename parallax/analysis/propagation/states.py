@@ -1,6 +1,6 @@
 """States: how a worker's tensor relates to that of one process that trains on the global batch.
 
-Plain states, from best to worst; a result is as bad as its worst input: `Same`, `Fed`, `Batch`, `Local`, `Opaque`.
+Plain states, best first: `Same`, `FedScalars`, `Batch`, `Local`, `Opaque`; a result is as bad as its worst input.
 States along rows: `Values` and `Indices` of gradient rows of all lookups, `Rows` of a table at their owners, and, for
 gradient rows aggregated at their owners, `TouchedRows`, `TouchedIndices` and `PlaceMap`. An `Extent` is a shape or
 count of one of these, and a `Handle` a variable itself. States are equal when they have one class and refer to the same
@@ -47,7 +47,7 @@ class Same(Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Fed(Plain):
+class FedScalars(Plain):
     """Same if all workers feed the same scalars.
 
     Attributes:
@@ -96,7 +96,7 @@ class Opaque(Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Joined(State):
+class UncoalescedRows(State):
     """Uncoalesced IndexedSlices: one process has the rows of all workers concatenated, each worker its own.
 
     Attributes:
@@ -112,14 +112,14 @@ class Joined(State):
 
 
 @dataclass(frozen=True, slots=True)
-class Values(Joined):
+class Values(UncoalescedRows):
     """Gradient rows of all lookups (`joined`)."""
 
     kind = "values"
 
 
 @dataclass(frozen=True, slots=True)
-class Indices(Joined):
+class Indices(UncoalescedRows):
     """The row numbers of such gradient rows."""
 
     kind = "indices"
@@ -149,7 +149,7 @@ class Rows(AtOwners):
 
 
 @dataclass(frozen=True, slots=True)
-class Merged(AtOwners):
+class CoalescedRows(AtOwners):
     """Gradient rows that are coalesced at their owners.
 
     Attributes:
@@ -160,21 +160,21 @@ class Merged(AtOwners):
 
 
 @dataclass(frozen=True, slots=True)
-class TouchedRows(Merged):
+class TouchedRows(CoalescedRows):
     """Coalesced gradient rows at their owner."""
 
     kind = "touched"
 
 
 @dataclass(frozen=True, slots=True)
-class TouchedIndices(Merged):
+class TouchedIndices(CoalescedRows):
     """The local row numbers of coalesced gradient rows."""
 
     kind = "touched_indices"
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceMap(Merged):
+class PlaceMap(CoalescedRows):
     """The position of each gradient row among the coalesced ones."""
 
     kind = "map"
@@ -227,6 +227,6 @@ def find_worst_state(states: Sequence[State]) -> State:
     if states.count(states[0]) == len(states):
         return states[0]
     state = max(states, key=lambda s: s.badness)
-    if not isinstance(state, Fed):
+    if not isinstance(state, FedScalars):
         return state
-    return Fed(tuple(sorted({name for s in states if isinstance(s, Fed) for name in s.placeholders})))
+    return FedScalars(tuple(sorted({name for s in states if isinstance(s, FedScalars) for name in s.placeholders})))

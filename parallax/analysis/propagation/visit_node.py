@@ -21,7 +21,7 @@ from parallax.analysis.propagation.states import (
     BATCH,
     LOCAL,
     SAME,
-    Fed,
+    FedScalars,
     Handle,
     Opaque,
     Plain,
@@ -232,7 +232,7 @@ def _visit_placeholder(walk: Walk, node: str) -> State:
     if walk.view.nodes[node].attr["dtype"].type == _STRING:
         return BATCH  # a path, or a serialized example: it leads to data
     if shape == () or (shape is None and _only_hyperparameter(walk, node)):
-        return Fed((node,))
+        return FedScalars((node,))
     return BATCH
 
 

@@ -11,7 +11,7 @@ from parallax.analysis.propagation.states import (
     SAME,
     AtOwners,
     Extent,
-    Fed,
+    FedScalars,
     Handle,
     Indices,
     Rows,
@@ -25,7 +25,7 @@ from parallax.base.errors import ParallaxError
 from parallax.graph.control_flow import SWITCHES, Branches, loop_conditions
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView
-from parallax.plans.gradient_rows import AlikeRows, GradientPiece, SharedRows
+from parallax.plans.gradient_rows import EqualRows, GradientPiece, SharedRows
 from parallax.plans.rewrites import AllReduce, Broadcast, CountRows, Lookup, Scale, Scatter, Table, WholeShape
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Walk:
     gathers: dict[str, tuple[str, list[Edge]]] = field(default_factory=dict)
     shapes: list[WholeShape] = field(default_factory=list)
     counts: list[CountRows] = field(default_factory=list)
-    alike_rows: list[AlikeRows] = field(default_factory=list)
+    alike_rows: list[EqualRows] = field(default_factory=list)
     lookups: list[Lookup] = field(default_factory=list)
     merges: dict[str, Merge] = field(default_factory=dict)
 
@@ -215,7 +215,7 @@ class Walk:
 
     def require_same(self, state: State) -> State:
         """Makes fed values worker 0's on all workers where shared state depends on them."""
-        if isinstance(state, Fed):
+        if isinstance(state, FedScalars):
             self.fed.update(state.placeholders)
             return SAME
         return state

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from parallax.analysis.propagation.states import SAME, Fed, Handle, Same
+from parallax.analysis.propagation.states import SAME, FedScalars, Handle, Same
 from parallax.analysis.propagation.walk import GraphFacts, Walk
 from parallax.base.errors import GraphError
 from parallax.graph.batches import is_partial_sum
@@ -88,7 +88,7 @@ def _is_chosen(walk: Walk, edge: Edge) -> bool:
     """Whether an input is equal on all workers except for a fed scalar that selects a branch."""
     tensor, layouts = walk.view.inputs(edge.node)[edge.slot], walk.facts.layouts
     fact = None if layouts is None else layouts.facts.get(tensor)
-    return fact is not None and fact.is_same and isinstance(walk.state_at(edge.node, edge.slot), Fed)
+    return fact is not None and fact.is_same and isinstance(walk.state_at(edge.node, edge.slot), FedScalars)
 
 
 def keeps_rows(walk: Walk, node: str, variable: str) -> bool:

@@ -13,7 +13,12 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from parallax.base.types import DType, GraphDef, NodeDef, Tensor
-from parallax.graph.own_batch import FUSED_NORMALIZATIONS, average_locally, is_normalized_locally, mark_statistics
+from parallax.graph.local_statistics import (
+    FUSED_NORMALIZATIONS,
+    average_locally,
+    is_normalized_locally,
+    mark_statistics,
+)
 
 _FORWARD = frozenset(name for name in FUSED_NORMALIZATIONS if "Grad" not in name)
 _AXES = (0, 1, 2)

@@ -27,7 +27,7 @@ from parallax.plans.plan import (
     Layout,
     PlanConstraints,
     RouteCost,
-    server_proxies,
+    server_fronts,
 )
 
 _ROW_TYPES = ("float16", "float32", "float64")
@@ -113,7 +113,7 @@ def _no_rows(why_not: str) -> tuple[RouteChoice, RouteChoice]:
 def _servers_option(
     variable: VariableSpec, layout: Layout, constraints: PlanConstraints, rows: StepRows | None
 ) -> RouteChoice:
-    has_fronts = constraints.synchronous and bool(server_proxies(layout.host_by_rank, layout.servers))
+    has_fronts = constraints.synchronous and bool(server_fronts(layout.host_by_rank, layout.servers))
     cost = ps_cost(variable, layout.num_workers, rows, is_by_row(variable), has_fronts, constraints.wire_dtype)
     why = ""
     if constraints.run_option == "MPI":

@@ -64,7 +64,7 @@ def schedule_overlapping_steps(step: StepActivities, least_s: float = 0.0) -> Li
 
     Args:
         step: its activities.
-        least_s: a lower bound of every period (`shortest_overlapping`), below which a measured interval may fall by
+        least_s: a lower bound of every period (`bound_period_seconds`), below which a measured interval may fall by
             catching up.
     """
     steps = _Steps(step, _STEPS)

@@ -126,7 +126,7 @@ def step_of_activities(activities: Sequence[Activity], borders: Sequence[tuple[s
     )
 
 
-def shortest_alone(step: StepActivities) -> float:
+def bound_step_seconds(step: StepActivities) -> float:
     """A lower bound, in seconds, of every schedule of one step."""
     if not step.names:
         return 0.0
@@ -136,11 +136,11 @@ def shortest_alone(step: StepActivities) -> float:
     longest_path_s = float((heads + step.seconds + tails).max())
     for resource in step.loads():
         places = [place for place in forward if step.resources[place] == resource]
-        longest_path_s = max(longest_path_s, jackson(heads[places], step.seconds[places], tails[places]))
+        longest_path_s = max(longest_path_s, jackson_makespan(heads[places], step.seconds[places], tails[places]))
     return longest_path_s
 
 
-def shortest_overlapping(step: StepActivities) -> float:
+def bound_period_seconds(step: StepActivities) -> float:
     """A lower bound, in seconds, of the period of every schedule of overlapping steps."""
     bound_s = max(step.loads().values(), default=0.0)
     # An activity bound only to itself adds nothing to longer cycles: without that border they have a larger ratio.
@@ -153,11 +153,11 @@ def shortest_overlapping(step: StepActivities) -> float:
     for resource in step.loads():
         places = [place for place, owner in enumerate(step.resources) if owner == resource]
         longest = sorted(places, key=lambda place: -step.seconds[place])[:_WINDOWS]
-        bound_s = max([bound_s, *(shortest_alone(_window(step, place)) for place in longest)])
+        bound_s = max([bound_s, *(bound_step_seconds(_window(step, place)) for place in longest)])
     return bound_s
 
 
-def jackson(heads: Floats, seconds: Floats, tails: Floats) -> float:
+def jackson_makespan(heads: Floats, seconds: Floats, tails: Floats) -> float:
     """The length of Jackson's preemptive schedule: among the available activities, the one with the longest tail runs.
 
     Args:

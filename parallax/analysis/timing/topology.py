@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from parallax.analysis.routes.owners import Shares
 from parallax.cluster.profiles import AlphaBeta, ClusterProfile
-from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, PlanConstraints, server_proxies
+from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, PS, Layout, PlanConstraints, server_fronts
 from parallax.plans.sum_methods import SumRule, stated_rules
 
 OUT, IN = 0, 1
@@ -121,7 +121,7 @@ def build_topology(
         lines=lines,
         within=cluster.within.get("alltoall"),
         merging=merging,
-        has_fronts=constraints.synchronous and bool(server_proxies(layout.host_by_rank, layout.servers)),
+        has_fronts=constraints.synchronous and bool(server_fronts(layout.host_by_rank, layout.servers)),
         servers=len(layout.servers) if servers else 0,
         ends_of_host=tuple(
             (place[_make_key(u, servers), OUT], place[_make_key(u, servers), IN]) for u in units * several

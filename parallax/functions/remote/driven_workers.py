@@ -12,10 +12,10 @@ from typing import NamedTuple
 from parallax.base.errors import ParallaxError
 from parallax.base.status_line import clear_status, show_status
 from parallax.entry import call as calls
-from parallax.entry.job_beside import BackgroundJob, CallPlans, JobRequirements, PlannedMessage
-from parallax.functions.remote.heard_requests import END
+from parallax.entry.background_job import BackgroundJob, CallPlans, JobRequirements, PlannedMessage
 from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.remote.request_queue import RequestQueue
+from parallax.functions.remote.request_receiver import END
 from parallax.functions.remote.serve_driver import ReadyWorkers, ServedDriver, serve
 from parallax.functions.remote.step_runner import INITIAL, place_of_value
 from parallax.functions.tracing.served_graph import ServedGraph
@@ -24,9 +24,9 @@ from parallax.report.logger import log
 from parallax.report.text import pluralize
 from parallax.runtime.before_launch import leave_gpus
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, DriverSocket, deferred_interrupts
-from parallax.runtime.launcher.restarts.answering import driver_address
+from parallax.runtime.launcher.restarts.host_probe import driver_address
 from parallax.runtime.launcher.restarts.waiting_job import park_job, take_waiting
-from parallax.runtime.worker.function_package import packed_function, pickle_for_workers
+from parallax.runtime.worker.function_package import pack_function, pickle_for_workers
 from parallax.settings.config import Config
 
 IDLE_S = 600.0
@@ -61,7 +61,7 @@ class DrivenWorkers:
         try:
             servers_on = (lambda _: ()) if plans is None else (lambda hosts: plans.plan_on(hosts).message.servers)
             self._job = BackgroundJob(
-                requirements, number, packed_function(serve), address, self._may_restart, servers_on
+                requirements, number, pack_function(serve), address, self._may_restart, servers_on
             )
         except BaseException:
             self._listening.close()

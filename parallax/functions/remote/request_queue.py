@@ -18,7 +18,7 @@ from typing import Protocol
 
 from parallax.base.errors import SessionError
 from parallax.base.types import Picklable
-from parallax.functions.remote.heard_requests import DriverRequest
+from parallax.functions.remote.request_receiver import DriverRequest
 from parallax.functions.remote.serve_driver import ReadyWorkers
 from parallax.runtime.driver_channel import ChannelClosed, DriverConnection, deferred_interrupts
 

@@ -22,13 +22,13 @@ from tensorflow.errors import OpError
 from parallax.base.errors import SessionError
 from parallax.base.types import Array, Comm, Picklable, Tensor
 from parallax.entry import call as calls
-from parallax.entry.job_beside import PlannedMessage
+from parallax.entry.background_job import PlannedMessage
 from parallax.functions.batches.micro_batches import StepCut
 from parallax.functions.batches.numbered_rows import NumberedArrays
 from parallax.functions.batches.row_pipeline import RowPipeline, RunningPipeline
 from parallax.functions.batches.shared_arrays import ArrayKind, MemoryPlace, SharedArrays, can_open, share_among_workers
 from parallax.functions.batches.split_batch import BatchPart, RaggedRows, take_part
-from parallax.functions.remote.heard_requests import END, DriverRequest, RequestReceiver
+from parallax.functions.remote.request_receiver import END, DriverRequest, RequestReceiver
 from parallax.functions.remote.step_runner import RunningSteps
 from parallax.functions.tracing.served_graph import ServedGraph
 from parallax.functions.tracing.step_graph import GraphStep
@@ -156,7 +156,7 @@ class _Service:
         """Answers with the addresses of the job's hosts."""
         self._answer(self._members.parcel.addresses)
 
-    def serve_meet(self, _: None) -> None:
+    def serve_barrier(self, _: None) -> None:
         """Answers that all workers are present."""
         barrier(self._comm)
         self._answer(None)

@@ -13,7 +13,7 @@ from unittest import mock
 import tensorflow as tf
 
 from parallax.base.types import KerasModel, Tensor
-from parallax.graph.own_batch import average_locally, mark_statistics, normalizing_locally, sum_locally
+from parallax.graph.local_statistics import average_locally, mark_statistics, normalizing_locally, sum_locally
 from parallax.settings.config import OWN
 
 _wanted: list[str] = []

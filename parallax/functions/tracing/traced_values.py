@@ -59,7 +59,7 @@ class TracedVariable(UninitializedVariable):  # type: ignore[misc]
     @property
     def _handle(self) -> Handle:
         if self._parallax_source is not None and tf.executing_eagerly():
-            make(self)
+            materialize(self)
         return vars(self)["_handle"]
 
     @_handle.setter
@@ -155,7 +155,7 @@ def leave_in(variable: Variable, place: InFile) -> None:
     variable._parallax_source = place
 
 
-def make(variable: Variable) -> None:
+def materialize(variable: Variable) -> None:
     """Computes a traced variable's value, if it has none in this process; in eager execution.
 
     Raises:
@@ -247,7 +247,7 @@ def _watch(variable: Variable) -> None:
     def before(_: bool) -> None:
         variable = reference()
         if variable is not None and not hasattr(variable, "_parallax_mirror"):
-            make(variable)
+            materialize(variable)
 
     watch = HandleWatch(variable.name.split(":")[0], before, lambda: None)
     weakref.finalize(variable, watch_handle(handle, watch))

@@ -83,7 +83,7 @@ def section(heading: str, picture: Markup, words: str = "") -> Markup:
     return Markup("<h2>{}</h2>{}{}").format(heading, picture, below)
 
 
-def sums(entries: Sequence[tuple[str, str]]) -> Markup:
+def figures_line(entries: Sequence[tuple[str, str]]) -> Markup:
     """A line of figures with their labels."""
     pairs = (Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(*entry) for entry in entries)
     return Markup('<dl class="sum">{}</dl>').format(Markup().join(pairs))
@@ -119,7 +119,7 @@ def _sums(plan: Plan) -> Markup:
     memory = [sum(m) for m in memory_by_host(plan)]
     if any(memory):
         entries.append(("memory of the fullest host", bytes_text(max(memory))))
-    return sums(entries)
+    return figures_line(entries)
 
 
 def _flips(plan: Plan) -> Markup:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from parallax.plans.what_if import Simulation, Size
-from parallax.report.html.page import html_page, section, sums
+from parallax.report.html.page import figures_line, html_page, section
 from parallax.report.html.svg import COLOUR_BY_ROUTE, FAINT, NONE, PALE, legend, line, powers, rect, svg, text, ticks
 from parallax.report.html.table import make_list
 from parallax.report.text import align, bytes_text, ms_text, pluralize
@@ -64,7 +64,7 @@ def simulation_page(simulation: Simulation) -> str:
     parts = [
         Markup("<h1>{}</h1>").format(title),
         Markup('<p class="faint">Graph {}; {}.</p>').format(simulation.graph[:12], used or "no profile"),
-        sums(head),
+        figures_line(head),
         Markup("<h2>Sizes</h2>"),
         _table("sizes", _COLUMNS, [_cells(size) for size in sizes]),
         make_list(changes),

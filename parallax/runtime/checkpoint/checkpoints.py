@@ -16,8 +16,8 @@ from parallax.base.types import Comm, Graph, Session, Tensor
 from parallax.graph.batches import is_of_front_end
 from parallax.report.logger import log
 from parallax.report.show import show
-from parallax.runtime.checkpoint.beside_training import ConcurrentCheckpoints, prepare_concurrent_checkpoints
 from parallax.runtime.checkpoint.checkpoint_io import Storage
+from parallax.runtime.checkpoint.concurrent_checkpoints import ConcurrentCheckpoints, prepare_concurrent_checkpoints
 from parallax.runtime.checkpoint.format.folder import Retention, absolute
 from parallax.runtime.checkpoint.format.folder_owner import claim_of
 from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, stored_variables, variable_op

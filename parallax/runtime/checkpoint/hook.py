@@ -9,7 +9,7 @@ worker 0 informs the others after each such run. If the last step is already sav
 Asynchronous workers are at different steps. Worker 0 decides, calls the others, and waits until each has ended its run;
 they resume training when all variables are frozen, so that weights and slots are consistent.
 
-Checkpoints that fall due while a job trains are written during training (beside_training.py) where possible: the
+Checkpoints that fall due while a job trains are written during training (concurrent_checkpoints.py) where possible: the
 workers pause while the variables are frozen, or while the previous checkpoint is still being written. At the start and
 at the end they pause until everything is written. A preempted job saves after a run on which the workers agree
 (worker/preemption.py), and ends.

@@ -74,7 +74,7 @@ def largest_difference(comm: Comm, pieces: Iterator[Array]) -> Largest | None:
     return None if largest is None else Largest(largest.size, largest.place, largest.mine, largest.first, scale)
 
 
-def rounds(dtype: str) -> bool:
+def is_rounded_type(dtype: str) -> bool:
     """Whether values of a type, by TensorFlow's name, are rounded."""
     return dtype in _FRACTION_BITS
 

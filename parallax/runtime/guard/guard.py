@@ -36,10 +36,10 @@ from parallax.report.text import pluralize
 from parallax.runtime.guard.difference import (
     Largest,
     difference_text,
+    is_rounded_type,
     is_rounding,
     largest_difference,
     order_text,
-    rounds,
     unequal_runs_text,
     when_text,
 )
@@ -305,7 +305,7 @@ class Guard:
     def _is_the_same(self, one: WatchedVariable, largest: Sequence[Largest | None], at_end: bool) -> bool:
         """Whether values whose bits differ are equal, or differ by rounding of different processors."""
         if not largest:
-            return at_end and rounds(one.dtype) and not self._rounds_alike
+            return at_end and is_rounded_type(one.dtype) and not self._rounds_alike
         known = [one for one in largest if one is not None]
         if not known:
             return True

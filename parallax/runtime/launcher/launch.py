@@ -40,13 +40,13 @@ from parallax.runtime.launcher.failures.end_of_job import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     GRACE_S,
-    FrameCame,
+    FrameReceived,
+    FramesDrained,
     HostsReturned,
     JobEvent,
-    Looked,
     MpirunSignalled,
     SignalMpirun,
-    StopsSeen,
+    StopsSampled,
     new_job,
     process_line,
     step,
@@ -73,7 +73,7 @@ from parallax.runtime.supervisor.processes import (
     tied_argv,
     vitals_of,
 )
-from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame
+from parallax.runtime.supervisor.state_machine import ReaderGone, SignalReceived
 
 __all__ = ["EXIT_PREEMPTED", "EXIT_STALLED", "Contact", "JobEnd", "launch"]
 
@@ -195,7 +195,7 @@ class _Watch:
         self._agents: dict[int, int] = {}  # supervisors on this machine: rank -> process
         self._num_ranks = job.num_ranks
         self._damaged: set[int] = set()  # ranks for which that is reported
-        self._looked_s = now_s
+        self._sampled_s = now_s
         self._stdout = Demultiplexer()
         self._stderr = Demultiplexer()
 
@@ -233,18 +233,18 @@ class _Watch:
     def look(self, mpirun_pid: int, signals: Sequence[int]) -> tuple[SignalMpirun, ...]:
         """Processes what the launcher observes by itself; returns the actions to execute."""
         now_s = time.monotonic()
-        if now_s >= self._looked_s + self.state.alive.limits.beat_s:
-            self._looked_s = now_s
+        if now_s >= self._sampled_s + self.state.alive.limits.beat_s:
+            self._sampled_s = now_s
             stopped = tuple(rank for rank, pid in self._agents.items() if vitals_of(pid).state == STOPPED)
-            self.step(StopsSeen(stopped, vitals_of(mpirun_pid).state == STOPPED))
+            self.step(StopsSampled(stopped, vitals_of(mpirun_pid).state == STOPPED))
         for number in pending_signals(mpirun_pid, ENDING):
             self.step(MpirunSignalled(number))
         new = signals[len(self.state.signals) :]
         for number in new:
-            self.step(SignalCame(number))
+            self.step(SignalReceived(number))
         if self.contact.shall_yield and not self.state.shall_yield:
             self.step(HostsReturned())
-        return self.step(Looked())
+        return self.step(FramesDrained())
 
     def _take_frame(self, rank: int | None, line: bytes, now_s: float, is_whole: bool) -> None:
         """Processes a line; an incomplete one was cut off by its supervisor's death, and is ignored."""
@@ -259,7 +259,7 @@ class _Watch:
         if frame.rank >= self._num_ranks:
             self._say_damaged(frame.rank, DamagedMessage(f"the job has ranks 0 to {self._num_ranks - 1}"))
             return
-        self.step(FrameCame(frame))
+        self.step(FrameReceived(frame))
         self.contact.progress = self.contact.progress.observe(frame)
         if isinstance(frame, Text):
             self.relay.write(frame.rank, frame.stream, frame.text, now_s)

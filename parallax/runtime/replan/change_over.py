@@ -28,7 +28,7 @@ from parallax.runtime.checkpoint.checkpoints import Checkpoints
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.guard.guard import Guard
-from parallax.runtime.peers.hook import PeerMemory
+from parallax.runtime.memory_checkpoints.hook import PeerMemory
 from parallax.runtime.replan.move_variables import move, moves, to_be_moved
 from parallax.runtime.worker.ranks import WORKER_TASK, ProcessGroup
 from parallax.runtime.worker.session.channels import open_channels

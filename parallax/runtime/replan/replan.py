@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from parallax.analysis.graph_to_plan import AnalysedGraph, feasible
+from parallax.analysis.graph_to_plan import AnalysedGraph, make_feasible_plan
 from parallax.analysis.search.predict_plan import step_seconds
 from parallax.base.errors import ParallaxError
 from parallax.cluster.plan_inputs import PlanInputs
@@ -112,7 +112,7 @@ class Replan:
             cluster_profile_from_json(parcel.cluster, parcel.cluster_name), profile, parcel.cluster_name, "first steps"
         )
         layout = Layout(now.hosts, parcel.servers)  # no more servers can be started
-        best = feasible(self._analysed, layout, self._wishes, measured)
+        best = make_feasible_plan(self._analysed, layout, self._wishes, measured)
         return best, step_seconds(self._analysed.spec, now, layout, self._wishes, measured)
 
     def _write(self, text: str) -> None:

@@ -49,18 +49,18 @@ from parallax.runtime.supervisor.processes import (
     vitals_of,
 )
 from parallax.runtime.supervisor.state_machine import (
-    Beaten,
+    HeartbeatReceived,
+    KeepaliveReceived,
     Leave,
-    PreemptionHeard,
+    PreemptionReceived,
     ReaderGone,
-    Sampled,
-    SignalCame,
+    SignalReceived,
     SignalWorker,
     SupervisorEvent,
     SupervisorState,
     TellPreemption,
     TimePassed,
-    WordHeard,
+    VitalsSampled,
     WorkerEnded,
     step,
 )
@@ -250,13 +250,13 @@ class _Supervisor:
                 open_fds.discard(fd)
         self.put(*(frame for channel in self._channels.values() for frame in channel.rest(last=False)))
         is_due = time.monotonic() >= self.state.sampled_s + self.state.limits.beat_s
-        self._step(Sampled(vitals_of(self._process.pid)) if is_due and self._process else TimePassed())
+        self._step(VitalsSampled(vitals_of(self._process.pid)) if is_due and self._process else TimePassed())
         if self._process and self._process.pid != self._notified_pid:
             self._report_start()
 
     def _process_data(self, channel: Channel, data: bytes) -> None:
         for event in channel.feed(data):
-            if isinstance(event, Beaten):
+            if isinstance(event, HeartbeatReceived):
                 self._step(event)
             else:
                 self.put(event)
@@ -264,11 +264,11 @@ class _Supervisor:
     def _take_signals(self, numbers: bytes) -> None:
         for number in numbers:
             if number == WORD:
-                self._step(WordHeard())
+                self._step(KeepaliveReceived())
             elif number == PREEMPTION:
-                self._step(PreemptionHeard())
+                self._step(PreemptionReceived())
             elif number in _ENDS:
-                self._step(SignalCame(number))
+                self._step(SignalReceived(number))
 
     def _drain(self, fd: int, channel: Channel) -> None:
         """Forwards the data left in the pipe, even if another process still has its other end open."""

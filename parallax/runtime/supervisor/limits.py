@@ -49,7 +49,7 @@ LIMITS = Limits()
 """The default limits of a job."""
 
 
-def looked_s(now_s: float, before_s: float, beat_s: float) -> float:
+def observed_s(now_s: float, before_s: float, beat_s: float) -> float:
     """Returns the seconds since an observer last looked, as far as they count.
 
     An observer that did not run itself (a stopped or overloaded machine, a pager that blocks its output) has not

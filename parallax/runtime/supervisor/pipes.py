@@ -10,7 +10,7 @@ from typing import Protocol
 
 from parallax.runtime.supervisor.control import BEAT, DamagedMessage, check_message, read_sealed
 from parallax.runtime.supervisor.frames import Control, Frame, StreamName, Text, encode_frame
-from parallax.runtime.supervisor.state_machine import Beaten
+from parallax.runtime.supervisor.state_machine import HeartbeatReceived
 
 IDLE_S = 0.2  # text without a newline waits this long for the rest of its line (progress bars, prompts)
 READ_BYTES = 1 << 16
@@ -70,7 +70,7 @@ class Channel(Protocol):
     def waiting(self) -> str | bytes:
         """Data that has arrived and is in no frame yet."""
 
-    def feed(self, data: bytes) -> Iterator[Frame | Beaten]:
+    def feed(self, data: bytes) -> Iterator[Frame | HeartbeatReceived]:
         """Yields the frames or heartbeats that `data` completes."""
 
     def rest(self, last: bool) -> Iterator[Frame]:
@@ -118,7 +118,7 @@ class ControlChannel:
         self._rank = rank
         self.waiting = b""
 
-    def feed(self, data: bytes) -> Iterator[Frame | Beaten]:
+    def feed(self, data: bytes) -> Iterator[Frame | HeartbeatReceived]:
         """Yields the frames of the messages that `data` completes, and its heartbeats."""
         *lines, self.waiting = (self.waiting + data).split(b"\n")
         for line in lines:
@@ -127,7 +127,7 @@ class ControlChannel:
             except DamagedMessage as error:  # another process writes to the pipe too, or another version of Parallax
                 yield Text(self._rank, "stderr", f"parallax: a message of this rank was dropped: {error}.\n")
             else:
-                yield Beaten(message) if message.get("kind") == BEAT else Control(self._rank, message)
+                yield HeartbeatReceived(message) if message.get("kind") == BEAT else Control(self._rank, message)
 
     def rest(self, last: bool) -> Iterator[Frame]:
         """Yields nothing: half a message of a dead worker has no meaning."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from parallax.runtime.supervisor.frames import Exit, Frame, Pulse
-from parallax.runtime.supervisor.limits import LIMITS, Limits, looked_s
+from parallax.runtime.supervisor.limits import LIMITS, Limits, observed_s
 from parallax.runtime.supervisor.processes import STOPPED, Vitals
 
 # From SIGTERM to SIGKILL. mpirun itself kills a supervisor one second after its SIGTERM.
@@ -25,31 +25,31 @@ _AT_WORK = "Rt"  # runnable, or possibly stopped by a debugger
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class VitalsSampled:
     """The worker's vitals, sampled every `beat_s`."""
 
     vitals: Vitals
 
 
 @dataclass(frozen=True, slots=True)
-class Beaten:
+class HeartbeatReceived:
     """The worker sent a heartbeat with its current activity."""
 
     doing: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class WordHeard:
+class KeepaliveReceived:
     """The launcher's keepalive signal arrived: mpirun, the network between and the launcher are well."""
 
 
 @dataclass(frozen=True, slots=True)
-class PreemptionHeard:
+class PreemptionReceived:
     """The launcher signals that the job is preempted: its workers must save and end."""
 
 
 @dataclass(frozen=True, slots=True)
-class SignalCame:
+class SignalReceived:
     """This process received a signal that asks it to end what it watches. mpirun ends ranks with SIGTERM."""
 
     number: int
@@ -72,7 +72,16 @@ class TimePassed:
     """Nothing has happened."""
 
 
-SupervisorEvent = Sampled | Beaten | WordHeard | PreemptionHeard | SignalCame | ReaderGone | WorkerEnded | TimePassed
+SupervisorEvent = (
+    VitalsSampled
+    | HeartbeatReceived
+    | KeepaliveReceived
+    | PreemptionReceived
+    | SignalReceived
+    | ReaderGone
+    | WorkerEnded
+    | TimePassed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +167,15 @@ def step(
 def _react(
     state: SupervisorState, event: SupervisorEvent, now_s: float
 ) -> tuple[SupervisorState, tuple[SupervisorAction, ...]]:
-    if isinstance(event, Sampled):
+    if isinstance(event, VitalsSampled):
         return _look(state, event.vitals, now_s)
-    if isinstance(event, Beaten):
+    if isinstance(event, HeartbeatReceived):
         return replace(state, doing=event.doing, quiet_s=0.0), ()
-    if isinstance(event, WordHeard):
+    if isinstance(event, KeepaliveReceived):
         return replace(state, unheard_s=0.0), ()
-    if isinstance(event, PreemptionHeard):
+    if isinstance(event, PreemptionReceived):
         return replace(state, preempted=True, unheard_s=0.0), () if state.preempted else (TellPreemption(),)
-    if isinstance(event, SignalCame):
+    if isinstance(event, SignalReceived):
         if state.is_end_requested:
             return state, ()
         by = 0 if event.number == signal.SIGTERM else event.number
@@ -179,7 +188,7 @@ def _react(
 
 
 def _look(state: SupervisorState, vitals: Vitals, now_s: float) -> tuple[SupervisorState, tuple[SupervisorAction, ...]]:
-    passed_s = looked_s(now_s, state.sampled_s, state.limits.beat_s)
+    passed_s = observed_s(now_s, state.sampled_s, state.limits.beat_s)
     stopped = vitals.state == STOPPED
     at_work = stopped or vitals.state in _AT_WORK or vitals.ticks != state.ticks
     after = replace(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from parallax.analysis.timing.intervals import Interval, shares
 from parallax.analysis.timing.list_schedule import hidden_frac, schedule_one_step, schedule_overlapping_steps
-from parallax.analysis.timing.schedule import shortest_alone, shortest_overlapping
+from parallax.analysis.timing.schedule import bound_period_seconds, bound_step_seconds
 from parallax.graph.view import GraphView
 from parallax.runtime.trace.dependencies import DEVICE, HOST, LINK, Dependencies, NodeOwners, TimeOn, dependencies_of
 from parallax.runtime.trace.ops import COLLECTIVES, WAITING, Op, Step
@@ -76,10 +76,10 @@ def _of_step(timed: _TimedOps, dependencies: Dependencies) -> StepLimits:
     step = replace(dependencies, needs=timed.kept_needs(dependencies)).step(timed.count_times())
     hidden = hidden_frac(timed.exchanges(), timed.intervals(DEVICE)) or 0.0
     alone = schedule_one_step(step).hidden_frac(DEVICE) or 0.0
-    limits = StepLimits(timed.step_us, hidden, max(hidden, alone), shortest_alone(step))
+    limits = StepLimits(timed.step_us, hidden, max(hidden, alone), bound_step_seconds(step))
     if not dependencies.can_overlap:
         return limits
-    overlapping_us = shortest_overlapping(step)
+    overlapping_us = bound_period_seconds(step)
     overlapping = schedule_overlapping_steps(step, overlapping_us).hidden_frac(DEVICE) or 0.0
     return replace(
         limits,

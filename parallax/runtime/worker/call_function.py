@@ -5,8 +5,8 @@ The function is in the job message.
 
 from __future__ import annotations
 
-from parallax.runtime.worker.function_package import unpacked_function
+from parallax.runtime.worker.function_package import unpack_function
 from parallax.runtime.worker.ranks import current_process_group
 
 if __name__ == "__main__":
-    unpacked_function(current_process_group().parcel.function)()
+    unpack_function(current_process_group().parcel.function)()

@@ -17,7 +17,7 @@ from parallax.base.errors import ConfigError
 from parallax.base.types import Buffer
 
 
-def packed_function(function: Callable[[], object]) -> bytes:
+def pack_function(function: Callable[[], object]) -> bytes:
     """Pickles a function for workers, with its captured values, the module paths and the script's arguments.
 
     Raises:
@@ -47,8 +47,8 @@ def pickle_for_workers(value: object, what: str) -> bytes:
     return pickled
 
 
-def unpacked_function(data: Buffer) -> Callable[[], object]:
-    """Returns the function that `packed_function` has pickled; sets this process's paths and arguments accordingly."""
+def unpack_function(data: Buffer) -> Callable[[], object]:
+    """Returns the function that `pack_function` has pickled; sets this process's paths and arguments accordingly."""
     stream = io.BytesIO(data)
     path, sys.argv = pickle.load(stream)
     sys.path += [folder for folder in path if folder not in sys.path]

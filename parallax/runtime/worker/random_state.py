@@ -17,7 +17,7 @@ from parallax.base.types import Argument
 _LARGEST = 2**32  # exclusive upper bound of NumPy's seeds
 
 
-def drawn_seed() -> int:
+def draw_seed() -> int:
     """Draws a seed for a job: from 1 to 2**31 - 2."""
     return 1 + secrets.randbelow(2**31 - 2)
 

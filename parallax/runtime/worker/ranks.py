@@ -62,7 +62,7 @@ class ProcessGroup:
         islands: how many there are; 1 where all workers train together.
         team: communicator of the workers that train together, ranked by replica: of this stage, one of each replica; of
             this island; else of all.
-        peers: communicator of the workers of this replica, ranked by stage; None without stages.
+        stages_comm: communicator of the workers of this replica, ranked by stage; None without stages.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ProcessGroup:
         self.folders = WorkerFolders(self.rank)
         self.replica, self.replicas, self.stage = self.rank, self.size, 0
         self.island, self.islands = 0, 1
-        self.team, self.peers = workers, None
+        self.team, self.stages_comm = workers, None
         self.grid = WorkerGrid(1, self.size)
         self._reserved_socket = reserved_socket
         self._is_started = False
@@ -106,7 +106,7 @@ class ProcessGroup:
         """
         self.replica, self.replicas, self.stage = self.rank, self.size, 0
         self.island, self.islands = 0, islands
-        self.team, self.peers = self.workers, None
+        self.team, self.stages_comm = self.workers, None
         if islands > 1:
             self.replicas = self.size // islands
             self.island, self.replica = divmod(self.rank, self.replicas)
@@ -115,7 +115,7 @@ class ProcessGroup:
         if grid.stages > 1:
             self.replica, self.stage = grid.place(self.rank)
             self.replicas = grid.replicas
-            self.team, self.peers = self.teams.find(STAGE), self.teams.find(REPLICA)
+            self.team, self.stages_comm = self.teams.find(STAGE), self.teams.find(REPLICA)
 
     @property
     def in_script(self) -> tuple[Comm, int, int]:
@@ -193,7 +193,7 @@ class ProcessGroup:
 
         hvd.init(comm=self.team)
         merging = [1 < len(set(hosts)) < len(hosts) for hosts in self._hosts_of_islands]
-        if any(merging) and self.peers is None:
+        if any(merging) and self.stages_comm is None:
             found = self.teams.find(HOST)
             self.host_workers = found if merging[self.island] else None
 

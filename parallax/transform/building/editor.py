@@ -27,7 +27,7 @@ from parallax.transform.building.node_edits import (
     set_data_input,
     without_shapes,
 )
-from parallax.transform.building.reduce_and_broadcast import HorovodReducer, NoReducer, QueueReducer, Reducer
+from parallax.transform.building.reduce_and_broadcast import CollectiveReducer, NoReducer, QueueReducer, Reducer
 from parallax.transform.building.wire import Wire
 
 SCOPE = "parallax"
@@ -391,7 +391,7 @@ def open_editor(view: GraphView, worker: Worker, terms: TrainingMode) -> Editor:
         )
     meetings = QueueReducer(worker.rank, worker.size, len(worker.servers))
     wire = Wire(SCOPE, terms.wire_dtype)
-    reducer: Reducer = HorovodReducer(wire)
+    reducer: Reducer = CollectiveReducer(wire)
     if not terms.synchronous or worker.size == 1:
         reducer = NoReducer()
     elif terms.sums == "servers":

@@ -17,7 +17,7 @@ from parallax.base.types import DType, Operation, Tensor, TensorShape
 from parallax.transform.building import collectives
 from parallax.transform.building.wire import GRADIENTS, Wire
 
-MEETINGS = "parallax/meet"
+QUEUE_EXCHANGES = "parallax/meet"
 
 
 class Reducer(Protocol):
@@ -39,7 +39,7 @@ class Reducer(Protocol):
         """Whether the ops built for a tensor of a type depend on the arguments alone (copies.py)."""
 
 
-class HorovodReducer:
+class CollectiveReducer:
     """Reductions by Horovod."""
 
     def __init__(self, wire: Wire) -> None:
@@ -169,7 +169,7 @@ class QueueReducer:
         """A queue for each worker, on one server. Where the shape depends on the batch, it accepts any."""
         known = tf.TensorShape(shape)
         shapes = [known] if known.is_fully_defined() else []
-        label = f"{MEETINGS}/{self._count}"
+        label = f"{QUEUE_EXCHANGES}/{self._count}"
         device = device_of(self._count % self._servers)
         self._count += 1
         queues = []

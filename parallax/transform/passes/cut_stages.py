@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from parallax.base.errors import TransformError
 from parallax.base.types import Graph, GraphDef, NodeDef
-from parallax.graph.cut.everywhere import find_everywhere
 from parallax.graph.cut.graph_to_cut import graph_to_cut
 from parallax.graph.cut.messages import StageMessage, find_messages, messages_within
 from parallax.graph.cut.places import complete_places
+from parallax.graph.cut.replicated_nodes import find_everywhere
 from parallax.graph.view import GraphView, split_tensor, tensor_name
 from parallax.plans.model_stages import StageCut
 from parallax.transform.building.all_to_all import native_ops

@@ -20,7 +20,7 @@ from parallax.base.types import Operation, Tensor
 from parallax.cluster.team_names import HOST, WORKERS
 from parallax.graph.batches import is_of_script
 from parallax.graph.view import Edge
-from parallax.plans.plan import server_proxies
+from parallax.plans.plan import server_fronts
 from parallax.plans.rewrites import Lookup, Push, Rewrites, Table
 from parallax.transform.building.collectives import open_end
 from parallax.transform.building.deduplicated_ids import (
@@ -219,7 +219,7 @@ def _find_merge_group(worker: Worker, table: Table, synchronous: bool) -> MergeG
 
 def _find_fronts(worker: Worker, table: Table, synchronous: bool) -> tuple[int, ...]:
     """For each server the worker that addresses it for all; empty where every worker does."""
-    return server_proxies(worker.hosts, worker.servers) if synchronous and table.servers else ()
+    return server_fronts(worker.hosts, worker.servers) if synchronous and table.servers else ()
 
 
 def _pushers(editor: Editor, table: Table, synchronous: bool) -> Pushers:

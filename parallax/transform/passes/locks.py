@@ -17,7 +17,7 @@ import tensorflow as tf
 from parallax.base.errors import TransformError
 from parallax.base.types import Operation, Tensor
 from parallax.graph.view import Edge, split_tensor
-from parallax.plans.rewrites import Owned, Rewrites
+from parallax.plans.rewrites import Rewrites, ServerNode
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.reduce_and_broadcast import device_of
 
@@ -36,7 +36,7 @@ class Locks:
         self._locks: dict[tuple[str, int], Tensor] = {}
         self._released: dict[str, list[Operation]] = {}
 
-    def waits(self, one: Owned, number: int, input_of: Callable[[Edge, int], Tensor]) -> list[Operation]:
+    def waits(self, one: ServerNode, number: int, input_of: Callable[[Edge, int], Tensor]) -> list[Operation]:
         """The control inputs of a copy, so that no other worker updates the partition meanwhile.
 
         Args:
@@ -51,7 +51,7 @@ class Locks:
             self._locks[group, number] = self._acquire(group, number, input_of)
         return [self._locks[group, number].op]
 
-    def releases(self, one: Owned, ops: dict[str, list[Operation]]) -> list[Operation]:
+    def releases(self, one: ServerNode, ops: dict[str, list[Operation]]) -> list[Operation]:
         """The ops that release the mutex after the whole update."""
         group = self._group_of.get(one.node)
         if group is None:

@@ -1,6 +1,6 @@
 """Pass: moves nodes to servers: partitions of tables, the nodes that compute or write them, and the workers' protocol.
 
-Every node that stores, computes or writes rows of a table on servers (rewrites.Owned) is built again for each
+Every node that stores, computes or writes rows of a table on servers (rewrites.ServerNode) is built again for each
 partition, on the partition's server. In synchronous training worker 0's graph has all of them. It takes the gradients
 of all workers from accumulators, applies them once, and signals the others through queues. The other workers' graphs
 have the nodes that only read; where worker 0 writes, they contribute their gradients and wait. In asynchronous training
@@ -16,7 +16,7 @@ from tensorflow.python.framework import ops
 from parallax.base.types import Operation, Tensor, TensorShape
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import Edge, split_tensor
-from parallax.plans.rewrites import AllReduce, GatherRows, Owned, Rewrites, Table
+from parallax.plans.rewrites import AllReduce, GatherRows, Rewrites, ServerNode, Table
 from parallax.transform.building.editor import Editor
 from parallax.transform.building.reduce_and_broadcast import device_of
 from parallax.transform.passes.initial_rows import LocalRows
@@ -91,7 +91,7 @@ class _Servers:
         nodes = (*(split_tensor(t)[0] for t in self.view.inputs(node)), *self.view.controls(node))
         return [before for before in dict.fromkeys(nodes) if before in self.owned]
 
-    def _copy(self, one: Owned, number: int) -> Operation:
+    def _copy(self, one: ServerNode, number: int) -> Operation:
         """The copy of a node for one partition, on its server."""
         definition = type(self.view.nodes[one.node])()
         definition.CopyFrom(self.view.nodes[one.node])
@@ -136,7 +136,7 @@ class _Servers:
         with tf.name_scope("parallax/local_rows/"):
             return [self.own.at(edge, variable, rows, ownership, number, place) for number, place in places]
 
-    def _waits(self, one: Owned, control: str, number: int) -> list[Operation]:
+    def _waits(self, one: ServerNode, control: str, number: int) -> list[Operation]:
         """The control inputs of a copy where the node waited for `control`."""
         if control not in self.owned:
             return [self.editor.operation(control)]
@@ -186,7 +186,7 @@ class _Servers:
             self.given[node] = list(dict.fromkeys(ops))
         return self.given[node]
 
-    def _contribute_results(self, one: Owned) -> None:
+    def _contribute_results(self, one: ServerNode) -> None:
         """Redirects the consumers of a node to its result, combined from all partitions."""
         for tensor in self.view.outputs(one.node):
             output = split_tensor(tensor)[1]
@@ -195,7 +195,7 @@ class _Servers:
                 self._sum(one, reduction, parts)
             self._gather(tensor, parts)
 
-    def _sum(self, one: Owned, reduction: AllReduce, parts: list[Tensor] | None) -> None:
+    def _sum(self, one: ServerNode, reduction: AllReduce, parts: list[Tensor] | None) -> None:
         tensor = reduction.tensor
         value = None
         if parts is not None:
@@ -245,7 +245,7 @@ class _Servers:
         edges = self.view.consumers(tensor)
         return next((self.editor.redirected_parts[e] for e in edges if e in self.editor.redirected_parts), None)
 
-    def _end_of_write(self, one: Owned) -> None:
+    def _end_of_write(self, one: ServerNode) -> None:
         """The end of a write: the user's node has run when all partitions and this worker's copy are written."""
         ops = self.ops.get(one.node, [])
         if self.locks is not None:

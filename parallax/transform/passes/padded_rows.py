@@ -10,7 +10,7 @@ from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
 
 
-def fill_rows_alike(editor: Editor, rewrites: Rewrites) -> None:
+def pad_to_longest_row(editor: Editor, rewrites: Rewrites) -> None:
     """Replaces the length that each op would compute with the longest one over the workers."""
     for number, one in enumerate(rewrites.padded):
         inputs = editor.view.inputs(one.node)

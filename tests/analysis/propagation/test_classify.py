@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from parallax.analysis import graph_to_plan
-from parallax.analysis.graph_to_plan import analyse, analysed_as, plan_for, rewrites_of
+from parallax.analysis.graph_to_plan import adopt_analysis, analyse, plan_for, rewrites_of
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.construction import record
 from parallax.analysis.reading.gradients import find_gradients
@@ -65,7 +65,7 @@ def test_a_worker_takes_the_launchers_classes_and_decides_as_the_launcher(
 
     launcher, graph = analyse(build(), layouts=False), build()
     monkeypatch.setattr(graph_to_plan, "classify", None)
-    worker = analysed_as(graph, launcher.to_json(), launcher.spec.fingerprint)
+    worker = adopt_analysis(graph, launcher.to_json(), launcher.spec.fingerprint)
     assert (worker.spec, worker.sources) == (launcher.spec, launcher.sources)
     plan = plan_for(launcher, one_host(2), Config())
     assert rewrites_of(worker, plan) == rewrites_of(launcher, plan)

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.graph_to_plan import analyse, feasible
+from parallax.analysis.graph_to_plan import analyse, make_feasible_plan
 from parallax.analysis.reading.construction import record
 from parallax.base.errors import GraphError
 from parallax.plans.plan import PlanConstraints, one_host
@@ -18,7 +18,7 @@ def notes(build):
     graph = tf.Graph()
     with graph.as_default(), v1.variable_scope("", use_resource=True):
         build()
-    of_means, *others = feasible(analyse(graph, layouts=False), LAYOUT, PlanConstraints()).notes
+    of_means, *others = make_feasible_plan(analyse(graph, layouts=False), LAYOUT, PlanConstraints()).notes
     assert of_means.startswith("each worker's loss is assumed to be a mean over its batch")
     return tuple(others)
 

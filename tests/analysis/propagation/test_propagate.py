@@ -5,7 +5,7 @@ from dataclasses import replace
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from parallax.analysis.graph_to_plan import AnalysedGraph, analyse, feasible
+from parallax.analysis.graph_to_plan import AnalysedGraph, analyse, make_feasible_plan
 from parallax.analysis.planner import part_routes
 from parallax.analysis.propagation import propagate as walks
 from parallax.analysis.propagation.propagate import propagate, walk_graph
@@ -29,7 +29,7 @@ def analysed(optimizer: v1.train.Optimizer, beside: bool = False) -> AnalysedGra
 
 
 def routes_of(found: AnalysedGraph) -> dict[str, str]:
-    plan = feasible(found, one_host(2), PlanConstraints(routes={"emb": "alltoall"}))
+    plan = make_feasible_plan(found, one_host(2), PlanConstraints(routes={"emb": "alltoall"}))
     return dict(part_routes(found.spec, plan))
 
 

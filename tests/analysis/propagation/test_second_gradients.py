@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, make_feasible_plan, rewrites_of
 from parallax.analysis.reading.construction import record
 from parallax.base.errors import GraphError
 from parallax.plans.plan import PlanConstraints, one_host
@@ -26,7 +26,7 @@ def averaged(build: Any, accumulate_steps: int = 1) -> list[str]:
     constraints = PlanConstraints(accumulate_steps=accumulate_steps)
     return [
         a.tensor
-        for a in rewrites_of(analysed, feasible(analysed, one_host(2), constraints)).all_reduces
+        for a in rewrites_of(analysed, make_feasible_plan(analysed, one_host(2), constraints)).all_reduces
         if a.kind == "mean"
     ]
 

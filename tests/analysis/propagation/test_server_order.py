@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from parallax.analysis.graph_to_plan import analyse, feasible
+from parallax.analysis.graph_to_plan import analyse, make_feasible_plan
 from parallax.analysis.reading.construction import record
 from parallax.plans.plan import PlanConstraints, one_host
 from tests.equality import gradient_models, models, program_models
@@ -15,7 +15,7 @@ def routes(build):
     graph = tf.Graph()
     with graph.as_default(), v1.variable_scope("", use_resource=True):
         build(6)
-    plan = feasible(analyse(graph), one_host(2, 2), PlanConstraints("PS"))
+    plan = make_feasible_plan(analyse(graph), one_host(2, 2), PlanConstraints("PS"))
     return {variable.name: variable.route for variable in plan.variables}
 
 

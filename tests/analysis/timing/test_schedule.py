@@ -13,10 +13,10 @@ from parallax.analysis.timing.list_schedule import hidden_frac, schedule_one_ste
 from parallax.analysis.timing.schedule import (
     Activity,
     StepActivities,
-    jackson,
+    bound_period_seconds,
+    bound_step_seconds,
+    jackson_makespan,
     largest_cycle_mean,
-    shortest_alone,
-    shortest_overlapping,
     step_of_activities,
 )
 
@@ -44,15 +44,15 @@ def test_a_chain_is_as_long_as_its_parts_and_overlaps_with_nothing() -> None:
     )
     step = step_of_activities([push, pull, compute], [("push", "pull")])
     assert step.names == ("pull", "compute", "push")
-    assert (shortest_alone(step), schedule_one_step(step).step_s) == (9, 9)
-    assert (shortest_overlapping(step), schedule_overlapping_steps(step).step_s) == (9, 9)
+    assert (bound_step_seconds(step), schedule_one_step(step).step_s) == (9, 9)
+    assert (bound_period_seconds(step), schedule_overlapping_steps(step).step_s) == (9, 9)
     assert schedule_one_step(step).hidden_frac(DEVICE) == 0
 
 
 def test_without_the_border_the_link_is_the_longest_part() -> None:
     pull, compute = Activity("pull", 2, LINK), Activity("compute", 3, DEVICE, ("pull",))
     step = step_of_activities([pull, compute, Activity("push", 4, LINK, ("compute",))])
-    assert shortest_overlapping(step) == 6
+    assert bound_period_seconds(step) == 6
     found = schedule_overlapping_steps(step)
     assert 6 <= found.step_s <= 7 and 0.4 < found.hidden_frac(DEVICE) <= 0.5, "with two steps on their way at most"
 
@@ -60,19 +60,19 @@ def test_without_the_border_the_link_is_the_longest_part() -> None:
 def test_all_reduces_are_hidden_behind_the_layers_before() -> None:
     step = layers([1, 1, 1], [2, 2, 2], [3, 1, 1])
     # f 3, b2 5, b1 7, b0 9; r2 5-6, r1 7-8, r0 9-12.
-    assert (shortest_alone(step), schedule_one_step(step).step_s) == (12, 12)
+    assert (bound_step_seconds(step), schedule_one_step(step).step_s) == (12, 12)
     assert schedule_one_step(step).busy == {DEVICE: ((0, 9),), LINK: ((5, 6), (7, 8), (9, 12))}
     assert schedule_one_step(step).hidden_frac(DEVICE) == pytest.approx(2 / 5)
     # f0 waits for r0 of the step before, which follows all of its layers: 12 from f0 to the end of r0.
-    assert shortest_overlapping(step) == 12
+    assert bound_period_seconds(step) == 12
 
 
 def test_steps_that_overlap_read_a_variable_after_its_update_and_others_before() -> None:
     step = layers([1, 1, 1], [2, 2, 2], [1, 1, 4])
     # r2 is 5-9 beside b1 and b0, which end at 9; r1 follows until 10 and r0 until 11.
-    assert (shortest_alone(step), schedule_one_step(step).step_s) == (11, 11)
+    assert (bound_step_seconds(step), schedule_one_step(step).step_s) == (11, 11)
     # f0 to b0 are 9, and r0 follows at once where the link is given to it: f0 again after 10.
-    assert shortest_overlapping(step) == 10
+    assert bound_period_seconds(step) == 10
     assert schedule_overlapping_steps(step).step_s in (10, 11)
 
 
@@ -81,14 +81,14 @@ def test_what_one_resource_must_do_before_an_activity_makes_its_head() -> None:
     every = tuple(one.name for one in wide)
     send = Activity("send", 3, LINK, every)
     step = step_of_activities([*wide, send, *(Activity(f"d{n}", 1, DEVICE, ("send",)) for n in range(5))])
-    assert shortest_alone(step) == 4 + 3 + 5, "the longest path is 5"
+    assert bound_step_seconds(step) == 4 + 3 + 5, "the longest path is 5"
 
 
 def test_what_lies_between_two_borders_on_one_resource_makes_the_period() -> None:
     wide = [Activity(f"c{n}", 1, DEVICE, ("pull",)) for n in range(4)]
     push = Activity("push", 2, LINK, tuple(one.name for one in wide))
     step = step_of_activities([Activity("pull", 1, LINK), *wide, push], [("push", "pull")])
-    assert shortest_overlapping(step) == 1 + 4 + 2, "the longest path is 1 + 1 + 2"
+    assert bound_period_seconds(step) == 1 + 4 + 2, "the longest path is 1 + 1 + 2"
 
 
 def test_what_must_pass_from_a_layer_to_the_next_steps_makes_the_period() -> None:
@@ -97,37 +97,37 @@ def test_what_must_pass_from_a_layer_to_the_next_steps_makes_the_period() -> Non
     ends = [Activity("push", 3, LINK, ("layer",)), Activity("reduce", 4, LINK, ("layer",)), Activity("read", 0)]
     step = step_of_activities([pull, layer, *ends], [("push", "pull"), ("reduce", "read")])
     # The rows' cycle takes 8, that of the variable 6, and the link 10.
-    assert shortest_overlapping(step) == 2 + 3 + 4 + 3
+    assert bound_period_seconds(step) == 2 + 3 + 4 + 3
     assert schedule_overlapping_steps(step).step_s == 12
 
 
 def test_what_takes_no_resource_delays_and_loads_nothing() -> None:
     step = step_of_activities([Activity("wait", 5), Activity("other", 5), Activity("c", 1, DEVICE, ("wait", "other"))])
-    assert shortest_alone(step) == schedule_one_step(step).step_s == 6
-    assert shortest_overlapping(step) == 1
+    assert bound_step_seconds(step) == schedule_one_step(step).step_s == 6
+    assert bound_period_seconds(step) == 1
 
 
 def test_what_must_not_be_beside_itself_makes_the_period() -> None:
     step = step_of_activities([Activity("queue", 5), Activity("c", 1, DEVICE)], [("queue", "queue")])
-    assert shortest_overlapping(step) == schedule_overlapping_steps(step).step_s == 5
+    assert bound_period_seconds(step) == schedule_overlapping_steps(step).step_s == 5
 
 
 def test_a_cycle_over_two_borders_counts_half() -> None:
     # a -> b in a step, b to the next step's c, c -> d, d to the next step's a.
     chain = [Activity("a", 1), Activity("b", 2, None, ("a",)), Activity("c", 3), Activity("d", 4, None, ("c",))]
     step = step_of_activities(chain, [("b", "c"), ("d", "a")])
-    assert shortest_overlapping(step) == pytest.approx((1 + 2 + 3 + 4) / 2)
+    assert bound_period_seconds(step) == pytest.approx((1 + 2 + 3 + 4) / 2)
 
 
 def test_jacksons_schedule_lets_the_longest_tail_go_first() -> None:
     # 0-2 the first (tail 1), 2-5 the second (tail 7), then the rest of the first 5-7; ends 8 and 12.
-    assert jackson(np.array([0.0, 2.0]), np.array([4.0, 3.0]), np.array([1.0, 7.0])) == 12
-    assert jackson(np.array([]), np.array([]), np.array([])) == 0
+    assert jackson_makespan(np.array([0.0, 2.0]), np.array([4.0, 3.0]), np.array([1.0, 7.0])) == 12
+    assert jackson_makespan(np.array([]), np.array([]), np.array([])) == 0
 
 
 def test_a_step_of_nothing_takes_no_time() -> None:
     nothing = step_of_activities([])
-    assert shortest_alone(nothing) == shortest_overlapping(nothing) == 0
+    assert bound_step_seconds(nothing) == bound_period_seconds(nothing) == 0
     assert schedule_one_step(nothing).step_s == schedule_overlapping_steps(nothing).step_s == 0
     assert schedule_one_step(nothing).hidden_frac(DEVICE) is None
 
@@ -226,20 +226,20 @@ def optimum(step: StepActivities) -> float:
 def test_the_shortest_schedule_lies_between_bound_and_list(seed: int) -> None:
     step = drawn(seed, 6)
     best = optimum(step)
-    assert shortest_alone(step) <= best + 1e-9
+    assert bound_step_seconds(step) <= best + 1e-9
     assert best <= schedule_one_step(step).step_s + 1e-9
 
 
 def test_the_bound_is_mostly_the_optimum() -> None:
     steps = [drawn(seed, 6) for seed in range(20)]
-    assert sum(shortest_alone(step) == pytest.approx(optimum(step)) for step in steps) >= 18
+    assert sum(bound_step_seconds(step) == pytest.approx(optimum(step)) for step in steps) >= 18
 
 
 @pytest.mark.rotates
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_so_many_steps_that_overlap_take_no_less_than_their_periods(seed: int) -> None:
     step = drawn(seed, 3)
-    period, three, many = shortest_overlapping(step), of_several(step, 3), of_several(step, 40)
+    period, three, many = bound_period_seconds(step), of_several(step, 3), of_several(step, 40)
     # From the beginning of an activity in the first step to that in the last are 2 periods.
     assert max(2 * period, 3 * max(step.loads().values(), default=0.0)) <= optimum(three) + 1e-9
     assert 39 * period <= schedule_one_step(many).step_s + 1e-9
@@ -260,7 +260,7 @@ def test_without_resources_the_period_is_kept_exactly(seed: int) -> None:
         [(with_resources.names[a], with_resources.names[b]) for a, b in with_resources.borders],
     )
     over = [schedule_one_step(of_several(step, count)).step_s for count in (61, 121)]
-    assert (over[1] - over[0]) / 60 == pytest.approx(shortest_overlapping(step))
+    assert (over[1] - over[0]) / 60 == pytest.approx(bound_period_seconds(step))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import parallax
 import parallax.keras
-from parallax.entry import job_beside
+from parallax.entry import background_job
 from parallax.runtime.supervisor.limits import Limits
 
 resource, folder, is_plain = sys.argv[1], Path(sys.argv[2]), "plain" in sys.argv
@@ -30,7 +30,7 @@ def launch_within_limits(launch, job, *arguments, **more):
 
 if not is_plain:
     if "elastic" in sys.argv:
-        job_beside.launch = partial(launch_within_limits, job_beside.launch)
+        background_job.launch = partial(launch_within_limits, background_job.launch)
     elastic = {"min_hosts": 1, "no_spare": True} if "elastic" in sys.argv else {}
     restarts = parallax.RestartConfig(max_restarts=1, **elastic)
     parallax.keras.use(resource, parallax.Config(restart=restarts))

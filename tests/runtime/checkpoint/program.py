@@ -42,8 +42,8 @@ from parallax.analysis.planner import make_plan  # noqa: E402
 from parallax.analysis.reading.capture import initialization_phases  # noqa: E402
 from parallax.base.errors import CheckpointError, PlanError  # noqa: E402
 from parallax.plans.plan import PlanConstraints, one_host  # noqa: E402
-from parallax.runtime.checkpoint.beside_training import _InProgress, prepare_concurrent_checkpoints  # noqa: E402
 from parallax.runtime.checkpoint.checkpoint_io import Storage  # noqa: E402
+from parallax.runtime.checkpoint.concurrent_checkpoints import _InProgress, prepare_concurrent_checkpoints  # noqa: E402
 from parallax.runtime.checkpoint.format.bundle import Bundle  # noqa: E402
 from parallax.runtime.checkpoint.format.folder import FilesFailed, Retention, latest  # noqa: E402
 from parallax.runtime.checkpoint.format.stored_tensors import stored_variables  # noqa: E402

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
-from parallax.runtime.checkpoint.rows.redistribute_rows import rounds, run_of, send_rows
+from parallax.runtime.checkpoint.rows.redistribute_rows import run_of, send_rows, split_into_rounds
 from parallax.runtime.checkpoint.rows.variable_rows import RowsOnServers, ShardedRows
 
 WIDTH, LIMIT_S = 3, 30
@@ -90,7 +90,7 @@ def dealt(rows: int, size: int, takers: Sequence[int], chunk_rows: int, variable
 
     def work(rank: int, comm: Any) -> list[tuple[int, int, Any]]:
         one, found = variable(comm), []
-        for first, counts in rounds(one, takers, chunk_rows * ROW_BYTES):
+        for first, counts in split_into_rounds(one, takers, chunk_rows * ROW_BYTES):
             values = send_rows(one, None, first, counts)
             start, count = run_of(rank, first, counts)
             assert len(values) == count and (rank in counts or not count) and count <= chunk_rows
@@ -150,7 +150,7 @@ def test_a_round_gives_every_worker_a_chunk_where_all_hold_equal_shares_and_litt
 
     def of(rows: int) -> list[tuple[int, dict[int, int]]]:
         one: Any = ShardedRows(stored_of(rows), LocalRows(None), ownership, None)
-        return list(rounds(one, (0, 1, 2, 3), chunk_bytes))
+        return list(split_into_rounds(one, (0, 1, 2, 3), chunk_bytes))
 
     assert of(512) == [(first, dict.fromkeys(range(4), 64)) for first in (0, 256)]
     assert of(4) == [(0, {0: 4})]  # a sixteenth of a chunk

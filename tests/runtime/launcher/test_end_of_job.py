@@ -7,18 +7,18 @@ from parallax.runtime.launcher.failures.end_of_job import (
     EXIT_PREEMPTED,
     EXIT_STALLED,
     GRACE_S,
-    FrameCame,
-    Looked,
+    FrameReceived,
+    FramesDrained,
     MpirunSignalled,
     SignalMpirun,
-    StopsSeen,
+    StopsSampled,
     new_job,
     step,
 )
 from parallax.runtime.launcher.failures.liveness import MPIRUN, Silence, silence_text
 from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
 from parallax.runtime.supervisor.limits import PREEMPTION, Limits
-from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame
+from parallax.runtime.supervisor.state_machine import ReaderGone, SignalReceived
 
 LIMITS = Limits(stopped_s=3, frozen_s=5, silent_s=6, start_s=20)
 TERM, KILL, SAVE = SignalMpirun(signal.SIGTERM), SignalMpirun(signal.SIGKILL), SignalMpirun(PREEMPTION)
@@ -35,7 +35,7 @@ class Job:
         self.state = new_job(names, hosts, workers or len(hosts), stall_timeout_s, LIMITS, 0.0, grace_s)
         self.now_s, self.actions, self.pulses = 0.0, [], {rank: {} for rank in range(len(hosts))}
         for rank, host in enumerate(hosts):
-            self.take(FrameCame(Start(rank, 10 + rank, 20 + rank, host)))
+            self.take(FrameReceived(Start(rank, 10 + rank, 20 + rank, host)))
 
     def take(self, *events):
         for event in events:
@@ -43,13 +43,13 @@ class Job:
             self.actions += [(self.now_s, action) for action in actions]
 
     def frames(self, *frames):
-        self.take(*map(FrameCame, frames))
+        self.take(*map(FrameReceived, frames))
 
     def run(self, seconds):
         for _ in range(seconds):
             self.now_s += 1.0
             self.frames(*(Pulse(rank, doing=DOING, **how) for rank, how in self.pulses.items()))
-            self.take(Looked())
+            self.take(FramesDrained())
         return self
 
     def ending(self, mpirun_status=0):
@@ -141,7 +141,7 @@ def test_mpirun_that_is_stopped_is_named_before_the_ranks_fall_silent():
     job = Job()
     job.pulses.clear()
     for _ in range(5):
-        job.take(StopsSeen((), True))
+        job.take(StopsSampled((), True))
         job.run(1)
     assert job.actions == [(4.0, KILL)]
     assert "mpirun is silent: a signal stopped it 3 s ago" in job.ending().message
@@ -212,20 +212,20 @@ def test_a_rank_whose_pulse_is_late_is_not_blamed_for_a_stall():
 
 def test_mpirun_is_killed_after_a_grace_or_at_a_second_signal():
     job = Job()
-    job.take(SignalCame(signal.SIGINT))
+    job.take(SignalReceived(signal.SIGINT))
     job.run(int(GRACE_S) + 2)
     assert job.actions == [(1.0, TERM), (1.0 + GRACE_S, KILL)]
     assert job.ending().status == 130
     twice = Job()
-    twice.take(SignalCame(signal.SIGINT))
+    twice.take(SignalReceived(signal.SIGINT))
     twice.run(1)
-    twice.take(SignalCame(signal.SIGINT))
+    twice.take(SignalReceived(signal.SIGINT))
     assert twice.run(4).actions == [(1.0, TERM), (2.0, KILL)]
 
 
 def preempted(grace_s=9.0):
     job = Job(grace_s=grace_s)
-    job.take(SignalCame(signal.SIGTERM))
+    job.take(SignalReceived(signal.SIGTERM))
     return job
 
 
@@ -255,20 +255,20 @@ def test_a_preempted_job_that_does_not_save_in_time_is_ended():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_a_preempted_job_and_a_third_kills_mpirun(number):
     job = preempted().run(1)
-    job.take(SignalCame(number))
+    job.take(SignalReceived(number))
     job.run(2)
     assert job.actions == [(1.0, SAVE), (2.0, TERM)]
-    job.take(SignalCame(number))
+    job.take(SignalReceived(number))
     assert job.run(1).actions == [(1.0, SAVE), (2.0, TERM), (4.0, KILL)]
     assert (job.ending(1).status, job.ending(1).message) == (143, "the launcher got SIGTERM. The job was ended.")
 
 
 def test_only_sigterm_is_a_preemption_and_only_where_workers_can_save():
     interrupted = Job(grace_s=9.0)
-    interrupted.take(SignalCame(signal.SIGINT))
+    interrupted.take(SignalReceived(signal.SIGINT))
     assert (interrupted.run(1).actions, interrupted.ending().status) == ([(1.0, TERM)], 130)
     without = Job()
-    without.take(SignalCame(signal.SIGTERM))
+    without.take(SignalReceived(signal.SIGTERM))
     assert (without.run(1).actions, without.ending().status) == ([(1.0, TERM)], 143)
 
 

@@ -41,7 +41,7 @@ from pathlib import Path
 from parallax.cluster.machines import local_cluster
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.make_job import job_with, message_without_plan
-from parallax.runtime.worker.function_package import packed_function
+from parallax.runtime.worker.function_package import pack_function
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, Settings
 
@@ -54,7 +54,7 @@ def work():
 {body}
 
 cluster = local_cluster({workers}, "")
-message = replace(message_without_plan(cluster, ()), function=packed_function(work))
+message = replace(message_without_plan(cluster, ()), function=pack_function(work))
 end = launch(job_with(message, cluster, Config(), Settings(Role.WORKER, without_keras=True)))
 print("cause", end.cause, end.reason)
 sys.exit(end.status)

@@ -7,7 +7,7 @@ import pytest
 
 from parallax.runtime.launcher.failures import cause
 from parallax.runtime.launcher.failures.cause import EndCause, Progress
-from parallax.runtime.launcher.failures.end_of_job import FrameCame, Looked, StopsSeen, new_job, step
+from parallax.runtime.launcher.failures.end_of_job import FrameReceived, FramesDrained, StopsSampled, new_job, step
 from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.reach import HostsNotReady
 from parallax.runtime.launcher.restarts import restart_policy
@@ -25,7 +25,7 @@ from parallax.runtime.launcher.restarts.restart_policy import (
 )
 from parallax.runtime.supervisor.frames import Control, Exit, Pulse, Start
 from parallax.runtime.supervisor.limits import Limits
-from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame
+from parallax.runtime.supervisor.state_machine import ReaderGone, SignalReceived
 
 STARTED = Progress(has_started=True)
 RAN = Progress(has_started=True, has_run=True)
@@ -182,13 +182,13 @@ def cause_of(*events, seconds=0, pulses=(0, 1), hosts=("a", "b")):
     """The cause of a job's end, after these events and so many seconds in which some ranks pulse."""
     state = new_job(("rank 0", "rank 1"), hosts, 2, 30.0, SILENCE, 0.0)
     for event in [*(Start(rank, 10, 20, host) for rank, host in enumerate(hosts)), *events]:
-        named = FrameCame(event) if isinstance(event, Start | Exit | Control | Pulse) else event
+        named = FrameReceived(event) if isinstance(event, Start | Exit | Control | Pulse) else event
         state, _ = step(state, named, 0.0)
     for second in range(1, seconds + 1):
         for rank in pulses:
-            state, _ = step(state, FrameCame(Pulse(rank)), float(second))
-        state, _ = step(state, Looked(), float(second))
-    state, _ = step(state, Looked(), float(seconds))
+            state, _ = step(state, FrameReceived(Pulse(rank)), float(second))
+        state, _ = step(state, FramesDrained(), float(second))
+    state, _ = step(state, FramesDrained(), float(seconds))
     return state.ending(0, lambda rank: []).cause
 
 
@@ -201,11 +201,11 @@ def cause_of(*events, seconds=0, pulses=(0, 1), hosts=("a", "b")):
         (cause_of(Control(0, {"kind": "failed", "error": "E at 1", "what": "E"}), Exit(0, 1)),
          EndCause(cause.RAISED, (0,), "E")),
         (cause_of(Exit(1, -1, True, 1)), EndCause(cause.LOST, (1,))),
-        (cause_of(SignalCame(15)), EndCause(cause.STOPPED)),
+        (cause_of(SignalReceived(15)), EndCause(cause.STOPPED)),
         (cause_of(ReaderGone()), EndCause(cause.STOPPED)),
         (cause_of(seconds=8, pulses=(0,)), EndCause(cause.HOST_LOST, (1,))),
         (cause_of(Pulse(1, stopped_s=4.0), seconds=1, pulses=(0,)), EndCause(cause.SILENT, (1,))),
-        (cause_of(StopsSeen((), True), StopsSeen((), True), seconds=8, pulses=()), EndCause(cause.SILENT, (0, 1))),
+        (cause_of(*[StopsSampled((), True)] * 2, seconds=8, pulses=()), EndCause(cause.SILENT, (0, 1))),
         (cause_of(Control(0, IN_RUN), seconds=40), EndCause(cause.STALLED)),
     ],
 )  # fmt: skip

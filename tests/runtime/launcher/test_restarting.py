@@ -18,7 +18,7 @@ from parallax.runtime.launcher.failures.cause import EndCause, Progress
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.restarts import restart_loop
-from parallax.runtime.launcher.restarts.answering import probe_hosts
+from parallax.runtime.launcher.restarts.host_probe import probe_hosts
 from parallax.runtime.launcher.restarts.restart_loop import RestartOptions, launch_restarting
 
 LIMIT_S = 20.0

@@ -7,24 +7,24 @@ from parallax.runtime.supervisor.limits import Limits
 from parallax.runtime.supervisor.processes import Vitals, vitals_of
 from parallax.runtime.supervisor.state_machine import (
     GRACE_S,
-    Beaten,
+    HeartbeatReceived,
+    KeepaliveReceived,
     Leave,
-    PreemptionHeard,
+    PreemptionReceived,
     ReaderGone,
-    Sampled,
-    SignalCame,
+    SignalReceived,
     SignalWorker,
     SupervisorState,
     Tell,
     TellPreemption,
     TimePassed,
-    WordHeard,
+    VitalsSampled,
     WorkerEnded,
     step,
 )
 
 LIMITS = Limits(unheard_s=10)
-BEAT = Beaten({"kind": "alive", "runs": 1})
+BEAT = HeartbeatReceived({"kind": "alive", "runs": 1})
 
 
 def actions_of(*events, every_s=1.0):
@@ -42,13 +42,13 @@ def pulses_of(*events, every_s=1.0):
 
 
 def looks(*letters, ticks=5):
-    return [Sampled(Vitals(letter, ticks)) for letter in letters]
+    return [VitalsSampled(Vitals(letter, ticks)) for letter in letters]
 
 
 def test_a_worker_that_beats_or_computes_or_could_run_is_alive():
     assert pulses_of(*(event for look in looks("S", "S", "S") for event in (BEAT, look)))[-1] == (0.0, 2.0)
     assert pulses_of(BEAT, *looks("S"), BEAT, *looks("S"))[-1] == (0.0, 2.0)
-    assert pulses_of(BEAT, *(Sampled(Vitals("S", ticks)) for ticks in range(9)))[-1] == (0.0, 0.0)
+    assert pulses_of(BEAT, *(VitalsSampled(Vitals("S", ticks)) for ticks in range(9)))[-1] == (0.0, 0.0)
     assert pulses_of(BEAT, *looks(*"RRRRR"))[-1] == (0.0, 0.0)
 
 
@@ -66,18 +66,20 @@ def test_a_supervisor_that_did_not_look_counts_no_silence():
     assert pulses_of(*looks("T", "T"), every_s=1000.0) == [(2.0, 0.0), (4.0, 0.0)]
 
 
-@pytest.mark.parametrize("begin", [(WordHeard(), *looks(*10 * "S")), looks(*10 * "S")], ids=["after a word", "ever"])
+@pytest.mark.parametrize(
+    "begin", [(KeepaliveReceived(), *looks(*10 * "S")), looks(*10 * "S")], ids=["after a keepalive", "ever"]
+)
 def test_a_supervisor_that_hears_nothing_ends_its_worker_and_tells_nobody(begin):
     assert actions_of(*begin, WorkerEnded(-9))[-2:] == [(SignalWorker(signal.SIGKILL),), (Leave(137, True),)]
 
 
 def test_a_word_in_time_is_enough():
-    events = [event for _ in range(5) for event in (*looks(*"SSS"), WordHeard())]
+    events = [event for _ in range(5) for event in (*looks(*"SSS"), KeepaliveReceived())]
     assert SignalWorker(signal.SIGKILL) not in [action for one in actions_of(*events) for action in one]
 
 
 def test_a_worker_is_told_once_of_a_preemption_which_is_a_word_of_the_launcher_too():
-    events = [event for _ in range(5) for event in (*looks(*"SSS"), PreemptionHeard())]
+    events = [event for _ in range(5) for event in (*looks(*"SSS"), PreemptionReceived())]
     actions = [action for one in actions_of(*events) for action in one]
     assert actions.count(TellPreemption()) == 1 and SignalWorker(signal.SIGKILL) not in actions
 
@@ -87,9 +89,9 @@ def test_nobody_who_reads_is_the_end():
 
 
 def test_a_signal_is_passed_on_and_the_worker_killed_after_a_grace():
-    state, actions = step(SupervisorState(0, 0.0), SignalCame(signal.SIGTERM), 1.0)
+    state, actions = step(SupervisorState(0, 0.0), SignalReceived(signal.SIGTERM), 1.0)
     assert actions == (SignalWorker(signal.SIGTERM),)
-    assert step(state, SignalCame(signal.SIGTERM), 1.1)[1] == ()
+    assert step(state, SignalReceived(signal.SIGTERM), 1.1)[1] == ()
     state, actions = step(state, TimePassed(), 1.0 + GRACE_S)
     assert actions == (SignalWorker(signal.SIGKILL),)
     assert step(state, TimePassed(), 9.0)[1] == ()
@@ -97,7 +99,7 @@ def test_a_signal_is_passed_on_and_the_worker_killed_after_a_grace():
 
 
 def test_a_signal_that_mpirun_does_not_send_is_told_of():
-    assert actions_of(SignalCame(signal.SIGHUP), WorkerEnded(0))[-1] == (
+    assert actions_of(SignalReceived(signal.SIGHUP), WorkerEnded(0))[-1] == (
         Tell(Exit(0, -1, told=True, by=1)),
         Leave(129, False),
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, make_feasible_plan, rewrites_of
 from parallax.analysis.reading.construction import record
 from parallax.graph.ownership import Ownership
 from parallax.graph.view import GraphView
@@ -79,7 +79,7 @@ def captured(
     constraints = PlanConstraints(
         run_option=run_option, routes=routes, partitions={"emb": 3} if run_option == "PS" else {}
     )
-    plan = feasible(analysed, one_host(3, 2), constraints)
+    plan = make_feasible_plan(analysed, one_host(3, 2), constraints)
     return graph, analysed.captured.view, rewrites_of(analysed, plan)
 
 
@@ -177,7 +177,9 @@ def test_unseeded_values_are_the_same_however_many_workers_there_are() -> None:
         h = tf.nn.embedding_lookup(v1.get_variable("emb", [ROWS, 3]), models.ids(6))
         v1.train.AdagradOptimizer(0.1).minimize(models.squared(models.dense(h), 6))
     analysed = analyse(graph)
-    rewrites = rewrites_of(analysed, feasible(analysed, one_host(2), PlanConstraints(routes={"emb": "alltoall"})))
+    rewrites = rewrites_of(
+        analysed, make_feasible_plan(analysed, one_host(2), PlanConstraints(routes={"emb": "alltoall"}))
+    )
     view = analysed.captured.view
     (whole,) = values_of(made_for(view, rewrites, 0, 1).graph_def, ["emb"])
     assert len(whole) == ROWS

@@ -10,7 +10,7 @@ from ops.exactness.grammar import program
 from ops.exactness.script import Script
 from ops.exactness.transport import combine_workers
 from parallax.analysis.cut.plan_stages import get_graph_cut
-from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, make_feasible_plan, rewrites_of
 from parallax.base.errors import ParallaxError
 from parallax.graph.view import GraphView
 from parallax.plans.plan import PlanConstraints, one_host
@@ -48,7 +48,7 @@ def test_no_stage_waits_for_itself(number, cuts):
     graph, _ = script.graph(script.rows)
     try:
         analysed = analyse(graph)
-        plan = feasible(analysed, one_host(REPLICAS, 0), PlanConstraints())
+        plan = make_feasible_plan(analysed, one_host(REPLICAS, 0), PlanConstraints())
         rewrites = rewrites_of(analysed, plan)
         found = get_graph_cut(analysed.captured, analysed.sources)
     except ParallaxError as error:  # a program that one process alone can train

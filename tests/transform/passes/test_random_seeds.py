@@ -14,7 +14,7 @@ import tf_keras
 from ops.exactness.runs import JobInMemory
 from ops.exactness.session import NamedSession
 from ops.exactness.transport import combine_workers
-from parallax.analysis.graph_to_plan import analyse, feasible, rewrites_of
+from parallax.analysis.graph_to_plan import analyse, make_feasible_plan, rewrites_of
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.construction import record
 from parallax.plans.plan import PlanConstraints, one_host
@@ -159,7 +159,7 @@ def of_workers(graph: Any, names: list[str]) -> list[list[Any]]:
     """By worker the initial values of tensors, all rows of tables that owners hold."""
     native_ops()
     analysed = analyse(graph)
-    rewrites = rewrites_of(analysed, feasible(analysed, one_host(WORKERS, 0), PlanConstraints()))
+    rewrites = rewrites_of(analysed, make_feasible_plan(analysed, one_host(WORKERS, 0), PlanConstraints()))
     assert rewrites.tables, "tables have owners"
     made = [transform(analysed.captured.view, rewrites, Worker(rank, WORKERS, seed=9)) for rank in range(WORKERS)]
     for one in made:

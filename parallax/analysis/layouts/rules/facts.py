@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parallax.graph.lengths import Length
-from parallax.plans.layouts import Blank, Layout, LengthValue, Partial, Replicated, Sharded, ShardedAxis
+from parallax.plans.layouts import EmptyList, Layout, LengthValue, Partial, Replicated, Sharded, ShardedAxis
 
 REPLICATED, LENGTHS, SUM, COUNTED = Replicated(), LengthValue(), Partial("sum"), Partial("sum", is_counted=True)
-BLANK = Blank()
+BLANK = EmptyList()
 
 Dims = tuple[Length, ...]
 Value = Length | tuple[Length | None, ...]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from parallax.analysis.layouts.rules.branches import are_zeros
 from parallax.analysis.layouts.rules.elementwise import elementwise
 from parallax.analysis.layouts.rules.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value, shift_axis
-from parallax.analysis.layouts.rules.joins import are_zeros
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.lengths import Length
 from parallax.plans.layouts import Partial, Sharded

@@ -8,7 +8,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from parallax.analysis.layouts.rules.facts import REPLICATED, Fact
-from parallax.analysis.layouts.rules.gather_nd import find_numbers
+from parallax.analysis.layouts.rules.indexed_ops import find_numbers
 from parallax.analysis.layouts.rules.reductions import reduce_axes
 from parallax.analysis.layouts.rules.slicing import slice_strided
 from parallax.analysis.layouts.rules.step_walk import StepWalk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parallax.analysis.layouts.rules.elementwise import align
 from parallax.analysis.layouts.rules.facts import REPLICATED, SUM, Fact
-from parallax.analysis.layouts.rules.gather_nd import count_components, find_first_numbers, find_numbers
+from parallax.analysis.layouts.rules.indexed_ops import count_components, find_first_numbers, find_numbers
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.plans.layouts import Sharded, ShardedAxis
 

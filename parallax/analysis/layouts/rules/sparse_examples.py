@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parallax.analysis.layouts.rules.elementwise import align
 from parallax.analysis.layouts.rules.facts import LENGTHS, Fact
-from parallax.analysis.layouts.rules.gather_nd import find_first_numbers
+from parallax.analysis.layouts.rules.indexed_ops import find_first_numbers
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.lengths import Length
 from parallax.plans.layouts import DISTINCT, UNEVEN, OffsetRange, Sharded, ShardedAxis

@@ -1,7 +1,7 @@
 """Layout rules of sparse tensors: indices of a batch's entries, bags of rows, and ids deduplicated on each worker.
 
 The indices that Where returns begin with the example's index, so segment sums by these indices produce one row for each
-example (`find_numbers` of gather_nd.py). tf.unique over ids of a batch gives each worker its own distinct ids; one
+example (`find_numbers` of indexed_ops.py). tf.unique over ids of a batch gives each worker its own distinct ids; one
 process, too, has each of these ids once. Rows of distinct ids are looked up by their positions. The gradients of these
 rows are partial sums, which the exchange of rows completes by id. For any other op, tf.unique reads the ids of all
 workers.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from parallax.analysis.layouts.rules.elementwise import ADDS, COPIES, is_linear
 from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
-from parallax.analysis.layouts.rules.gather_nd import PARSE, find_first_numbers, find_numbers
+from parallax.analysis.layouts.rules.indexed_ops import PARSE, find_first_numbers, find_numbers
 from parallax.analysis.layouts.rules.reductions import without_axes
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.base.errors import GraphError
@@ -35,7 +35,7 @@ _COPIES = ("Cast", "StridedSlice", "Reshape", "Squeeze")
 Rule = Callable[[StepWalk, str], list[Fact] | None]
 
 
-def find_places(step: StepWalk, node: str) -> list[Fact] | None:
+def find_nonzero(step: StepWalk, node: str) -> list[Fact] | None:
     """Where: a row for each true entry, which begins with the index of the example."""
     fact = step.inputs(node)[0]
     if fact.axis != 0 or fact.part is None or fact.part.blocks > 1 or fact.rank is None:

@@ -6,8 +6,8 @@ each. All of them have one layout; if a tensor of another layout is written, the
 
 from __future__ import annotations
 
+from parallax.analysis.layouts.rules.branches import join_facts
 from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Dims, Fact, shift_axis
-from parallax.analysis.layouts.rules.joins import join_facts
 from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk
 from parallax.base.errors import GraphError
 from parallax.graph.tensor_stores import store_of

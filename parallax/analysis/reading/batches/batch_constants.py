@@ -25,7 +25,14 @@ from parallax.analysis.reading.batches.batch_lengths import (
     add_shape,
 )
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
-from parallax.analysis.reading.batches.left_constants import (
+from parallax.analysis.reading.batches.open_lengths import (
+    broadcast_dims,
+    find_open_axis,
+    find_open_lengths,
+    find_picked,
+    fixed_shape,
+)
+from parallax.analysis.reading.batches.unclassified_constants import (
     ARRAYS,
     CUTS,
     DIVIDES,
@@ -36,13 +43,6 @@ from parallax.analysis.reading.batches.left_constants import (
     UnclassifiedConstants,
     find_shape_slots,
     is_shape_alone,
-)
-from parallax.analysis.reading.batches.open_lengths import (
-    broadcast_dims,
-    find_open_axis,
-    find_open_lengths,
-    find_picked,
-    fixed_shape,
 )
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.base.types import Array, GraphDef, NodeDef
@@ -115,7 +115,7 @@ class BatchConstants:
                 self._open_any(opened, by_name[node])
         return len(self._changed) > count
 
-    def find_left(self, inferred: GraphView) -> str:
+    def find_unclassified(self, inferred: GraphView) -> str:
         """The first node with a constant that may depend on the batch, by its length or value, after all changes."""
         measured = {constant for constant, one in self._measured.items() if inferred.shape(one.tensor) is not None}
         left = UnclassifiedConstants(self._view, self._forward, self._numbers, self._changed, measured | self._changed)

@@ -14,7 +14,7 @@ import numpy as np
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees, DeliveredGradient
 from parallax.analysis.reading.batches.batch_lengths import add_length
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
-from parallax.analysis.reading.batches.left_constants import DIVIDES, MULTIPLIES
+from parallax.analysis.reading.batches.unclassified_constants import DIVIDES, MULTIPLIES
 from parallax.base.types import GraphDef
 from parallax.graph.view import GraphView
 

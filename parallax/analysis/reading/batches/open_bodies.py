@@ -17,7 +17,7 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 from parallax.analysis.reading.batches.batch_constants import BatchConstants
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
-from parallax.analysis.reading.batches.left_constants import LISTS
+from parallax.analysis.reading.batches.unclassified_constants import LISTS
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
 from parallax.analysis.reading.lowering.inline import registering_library
 from parallax.base.types import FunctionDef, GraphDef, NameAttrList, NodeDef
@@ -197,7 +197,7 @@ class OpenBodies:
             is_settled = not constants.change(seen, body) and not inner.change(seen, body, nodes, constants)
             seen, passes = seen if is_settled else infer_shapes(body), passes + 1
         is_classified = (
-            is_settled and constants.are_classified and inner.are_classified and not constants.find_left(seen)
+            is_settled and constants.are_classified and inner.are_classified and not constants.find_unclassified(seen)
         )
         _write_back(function, before, body)
         for node in function.node_def:

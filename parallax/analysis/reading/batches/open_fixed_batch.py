@@ -19,10 +19,10 @@ from parallax.analysis.reading.batches.batch_degrees import gradients_of
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.find_open_batches import SOURCES, is_assigned
-from parallax.analysis.reading.batches.left_constants import UnclassifiedConstants
 from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.batches.replaced_gradients import replace_gradients
+from parallax.analysis.reading.batches.unclassified_constants import UnclassifiedConstants
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.analysis.reading.construction.old_contexts import Contexts, import_with_contexts, in_style_of, is_complete
 from parallax.analysis.reading.construction.recorded_gradients import Record, losses_of, records_in
@@ -120,7 +120,7 @@ def open_fixed_batch(
             if _open_delivered(view, seen, opened, records):
                 continue
             if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
-                left = constants.find_left(seen)
+                left = constants.find_unclassified(seen)
                 is_classified = constants.are_classified and bodies.are_classified and not left
                 is_classified = is_classified and not UnclassifiedConstants(
                     view, forward, numbers, set()

@@ -20,7 +20,7 @@ from parallax.base.strict import shown
 from parallax.base.types import Graph, Variable
 from parallax.runtime.checkpoint.commands.forward import ForwardGraph, forward_graph
 from parallax.runtime.checkpoint.format.chain import States, is_increment, state_of
-from parallax.runtime.checkpoint.format.folder import NAME, absolute, file_errors, settle
+from parallax.runtime.checkpoint.format.folder import NAME, absolute, file_errors, fsync_path
 from parallax.runtime.checkpoint.format.stored_rows import Readable, check_fits, copy, stored_parts
 from parallax.runtime.checkpoint.format.stored_tensors import (
     CHUNK_BYTES,
@@ -78,8 +78,8 @@ def export_model(
         path = posixpath.join(target, "saved_model.pb")
         with tf.io.gfile.GFile(path, "wb") as file:
             file.write(model)
-        settle(path)
-        settle(target)
+        fsync_path(path)
+        fsync_path(target)
     return forward
 
 

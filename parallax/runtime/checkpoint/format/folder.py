@@ -100,7 +100,7 @@ def delete(prefix: str) -> None:
             tf.io.gfile.remove(path)
 
 
-def settle(path: str) -> None:
+def fsync_path(path: str) -> None:
     """Forces a file, or a folder's entries, to disk; does nothing on file systems other than this machine's."""
     if "://" in path:
         return
@@ -177,9 +177,9 @@ def _write_state(folder: str, prefixes: list[str]) -> None:
     path = posixpath.join(folder, "checkpoint")
     with tf.io.gfile.GFile(path + UNFINISHED, "w") as file:
         file.write(str(tf.compat.v1.train.generate_checkpoint_state_proto(folder, names[-1], names)))
-    settle(path + UNFINISHED)
+    fsync_path(path + UNFINISHED)
     tf.io.gfile.rename(path + UNFINISHED, path, overwrite=True)
-    settle(folder)
+    fsync_path(folder)
 
 
 def _there(folder: str) -> list[str]:

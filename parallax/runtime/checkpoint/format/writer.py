@@ -25,9 +25,9 @@ from parallax.runtime.checkpoint.format.folder import (
     Retention,
     become_latest,
     delete,
+    fsync_path,
     is_full,
     reason,
-    settle,
 )
 from parallax.runtime.checkpoint.format.folder_owner import FolderClaim
 from parallax.runtime.checkpoint.format.folder_watch import FolderWatch
@@ -140,7 +140,7 @@ class Writer:
         self._flush()
         for name in self._parts[self._settled :]:
             for path in tf.io.gfile.glob(f"{self._part(name)}.*"):
-                settle(path)
+                fsync_path(path)
             self._settled += 1
         return tuple(self._parts)
 
@@ -162,13 +162,13 @@ class Writer:
         with tf.Graph().as_default():
             run(tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=merged))
         index = f"{merged}.index"
-        settle(index)
+        fsync_path(index)
         if self.claim is not None:
             self.claim.acquire()
         delete(self.prefix)  # an older one of this step: it may have more files than the new one
         for path in [*sorted(tf.io.gfile.glob(f"{merged}.data-*")), index]:
             tf.io.gfile.rename(path, posixpath.join(self.folder, posixpath.basename(path)), overwrite=True)
-        settle(self.folder)
+        fsync_path(self.folder)
         self.discard()
 
     def discard(self) -> None:

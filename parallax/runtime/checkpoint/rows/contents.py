@@ -16,7 +16,7 @@ import numpy as np
 from parallax.base.types import Array, Comm, Session, Value
 from parallax.runtime.checkpoint.format.links import HEADER, ROWS, VALUES, Header, RowsWritten
 from parallax.runtime.checkpoint.format.stored_tensors import chunks, slice_text
-from parallax.runtime.checkpoint.rows.redistribute_rows import DistributedRows, rounds, run_of, send_rows
+from parallax.runtime.checkpoint.rows.redistribute_rows import DistributedRows, run_of, send_rows, split_into_rounds
 from parallax.runtime.checkpoint.rows.variable_rows import ReadableRows, ReadableVariable, RowsOnServers, ShardedRows
 from parallax.runtime.worker.barrier import barrier
 
@@ -113,7 +113,7 @@ class Contents:
 def _distribute(one: DistributedRows, session: Session, chunk_bytes: int, writers: Sequence[int]) -> Iterator[Content]:
     """Yields a variable in ranges of rows, one for each writing worker in each round."""
     stored, rank = one.stored, one.comm.Get_rank()
-    for first, counts in rounds(one, writers, chunk_bytes):
+    for first, counts in split_into_rounds(one, writers, chunk_bytes):
         rows = send_rows(one, session, first, counts)
         spec = stored.slice_spec(*run_of(rank, first, counts))
         yield Content(stored.key, spec, stored.dtype, rows if rank in counts else None, is_distributed=True)

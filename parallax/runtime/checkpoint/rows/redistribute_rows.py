@@ -44,7 +44,9 @@ class DistributedRows(Protocol):
         """Local rows `[high - low, ...]` of a holder, on the worker that reads them."""
 
 
-def rounds(one: DistributedRows, takers: Sequence[int], chunk_bytes: int) -> Iterator[tuple[int, dict[int, int]]]:
+def split_into_rounds(
+    one: DistributedRows, takers: Sequence[int], chunk_bytes: int
+) -> Iterator[tuple[int, dict[int, int]]]:
     """Splits the rows of a variable into rounds.
 
     Args:

@@ -30,7 +30,7 @@ from parallax.runtime.launcher.failures.stall import StallWatch
 from parallax.runtime.supervisor.control import OVERDUE
 from parallax.runtime.supervisor.frames import Control, Exit, Frame
 from parallax.runtime.supervisor.limits import PREEMPTION, Limits
-from parallax.runtime.supervisor.state_machine import ReaderGone, SignalCame
+from parallax.runtime.supervisor.state_machine import ReaderGone, SignalReceived
 
 EXIT_STALLED = 124
 EXIT_PREEMPTED = 75
@@ -42,14 +42,14 @@ GRACE_S = 5.0  # from SIGTERM to SIGKILL for mpirun; it takes two seconds to end
 
 
 @dataclass(frozen=True, slots=True)
-class FrameCame:
+class FrameReceived:
     """A rank's supervisor has sent a frame."""
 
     frame: Frame
 
 
 @dataclass(frozen=True, slots=True)
-class StopsSeen:
+class StopsSampled:
     """The processes on this machine that are stopped by a signal: supervisors, by rank, and mpirun."""
 
     agents: tuple[int, ...]
@@ -64,7 +64,7 @@ class MpirunSignalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class FramesDrained:
     """The launcher has read all available data."""
 
 
@@ -73,7 +73,7 @@ class HostsReturned:
     """Hosts outside the job respond: its workers must save and end, so that it continues on these hosts too."""
 
 
-JobEvent = FrameCame | SignalCame | ReaderGone | StopsSeen | MpirunSignalled | HostsReturned | Looked
+JobEvent = FrameReceived | SignalReceived | ReaderGone | StopsSampled | MpirunSignalled | HostsReturned | FramesDrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +151,9 @@ def new_job(
 
 def step(state: JobState, event: JobEvent, now_s: float) -> tuple[JobState, tuple[SignalMpirun, ...]]:
     """Returns the state after an event, and the actions to execute now, in this order."""
-    if isinstance(event, FrameCame):
+    if isinstance(event, FrameReceived):
         return _take(state, event.frame, now_s), ()
-    if isinstance(event, SignalCame):
+    if isinstance(event, SignalReceived):
         return replace(state, signals=(*state.signals, event.number)), ()
     if isinstance(event, ReaderGone):
         return replace(state, is_unread=True), ()
@@ -161,7 +161,7 @@ def step(state: JobState, event: JobEvent, now_s: float) -> tuple[JobState, tupl
         return replace(state, mpirun_signal=state.mpirun_signal or event.number), ()
     if isinstance(event, HostsReturned):
         return replace(state, shall_yield=True), ()
-    if isinstance(event, StopsSeen):
+    if isinstance(event, StopsSampled):
         return replace(state, alive=state.alive.look_at_stopped(event.agents, event.mpirun, now_s)), ()
     state, requests = _ask(replace(state, alive=state.alive.look(now_s)), now_s)
     state, actions = _decide(state, now_s)

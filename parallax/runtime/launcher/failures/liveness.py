@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from parallax.report.text import name_ranks
 from parallax.runtime.supervisor.frames import Exit, Frame, Pulse, Start
-from parallax.runtime.supervisor.limits import LIMITS, Limits, looked_s
+from parallax.runtime.supervisor.limits import LIMITS, Limits, observed_s
 
 STOPPED, FROZEN, SUPERVISOR, UNSTARTED, HOST, MPIRUN, MPIRUN_STOPPED = (
     *("worker stopped", "worker frozen", "supervisor silent", "not started"),
@@ -47,7 +47,7 @@ class Liveness:
 
     Attributes:
         hosts: the host of each rank.
-        looked_s: when the launcher last looked.
+        observed_s: when the launcher last looked.
         limits: of the job.
         began_s: when the launcher began.
         idle_s: seconds on the launcher's clock that do not count, because it did not look.
@@ -57,11 +57,11 @@ class Liveness:
         first_s: when the first rank started.
         stopped_s: for how long supervisors on this machine have been stopped by a signal, by rank.
         mpirun_stopped_s: for how long mpirun has been stopped.
-        stop_looked_s: when these were last sampled.
+        stops_sampled_s: when these were last sampled.
     """
 
     hosts: tuple[str, ...]
-    looked_s: float
+    observed_s: float
     limits: Limits = LIMITS
     began_s: float = float("inf")
     idle_s: float = 0.0
@@ -71,7 +71,7 @@ class Liveness:
     first_s: float | None = None
     stopped_s: Mapping[int, float] = field(default_factory=dict)
     mpirun_stopped_s: float = 0.0
-    stop_looked_s: float = float("inf")
+    stops_sampled_s: float = float("inf")
 
     def observe(self, frame: Frame, now_s: float) -> Liveness:
         """Processes a frame of a rank's supervisor: it is alive."""
@@ -92,18 +92,18 @@ class Liveness:
 
     def look(self, now_s: float) -> Liveness:
         """Records that the launcher has read all available data."""
-        passed_s = now_s - self.looked_s
-        idle_s = self.idle_s + passed_s - looked_s(now_s, self.looked_s, self.limits.beat_s)
-        return replace(self, looked_s=now_s, idle_s=idle_s)
+        passed_s = now_s - self.observed_s
+        idle_s = self.idle_s + passed_s - observed_s(now_s, self.observed_s, self.limits.beat_s)
+        return replace(self, observed_s=now_s, idle_s=idle_s)
 
     def look_at_stopped(self, agents: Sequence[int], mpirun: bool, now_s: float) -> Liveness:
         """Records the stopped processes on this machine: supervisors, by rank, and mpirun."""
-        passed_s = looked_s(now_s, self.stop_looked_s, self.limits.beat_s)
+        passed_s = observed_s(now_s, self.stops_sampled_s, self.limits.beat_s)
         return replace(
             self,
             stopped_s={rank: self.stopped_s.get(rank, 0.0) + passed_s for rank in agents},
             mpirun_stopped_s=self.mpirun_stopped_s + passed_s if mpirun else 0.0,
-            stop_looked_s=now_s,
+            stops_sampled_s=now_s,
         )
 
     def late(self, now_s: float) -> tuple[int, ...]:

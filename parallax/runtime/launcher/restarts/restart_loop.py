@@ -28,7 +28,7 @@ from parallax.runtime.launcher.launch import JobEnd
 from parallax.runtime.launcher.mpirun import passes_preemption_on
 from parallax.runtime.launcher.output.relay import bytes_of
 from parallax.runtime.launcher.reach import HostsNotReady
-from parallax.runtime.launcher.restarts.answering import probe_hosts
+from parallax.runtime.launcher.restarts.host_probe import probe_hosts
 from parallax.runtime.launcher.restarts.restart_policy import (
     FailedJob,
     GiveUp,

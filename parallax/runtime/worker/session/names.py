@@ -23,7 +23,7 @@ from parallax.runtime.worker.session.accumulation import AccumulatedGradients, G
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.stage_runs import of_stage
 from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
-from parallax.transform.building.reduce_and_broadcast import MEETINGS
+from parallax.transform.building.reduce_and_broadcast import QUEUE_EXCHANGES
 from parallax.transform.passes.fused_all_reduces import unfuse_view
 from parallax.transform.passes.gradients_to_servers import FRONTS_GIVE
 from parallax.transform.pipeline import WorkerGraph
@@ -238,7 +238,7 @@ class Names:
         """The point where workers synchronize at a node, by a name common to all; empty if they do not."""
         op = self._worker_view.op(node)
         planned = as_planned(node)
-        if planned.startswith(MEETINGS):
+        if planned.startswith(QUEUE_EXCHANGES):
             return "/".join(planned.split("/")[:3])
         gives = op in _GIVES and not planned.startswith(FRONTS_GIVE)
         meets = op.startswith("Horovod") or op in (ALL_TO_ALL, ALL_REDUCE) or node in self._joined

@@ -23,14 +23,14 @@ class StageValues:
     """The values of one worker's runs that stages exchange.
 
     Args:
-        peers: communicator of the workers of this replica, ranked by stage, reserved for this.
+        replica: communicator of the workers of this replica, ranked by stage, reserved for this.
 
     Attributes:
         settle: waits until no run is in flight.
     """
 
-    def __init__(self, peers: Comm) -> None:
-        self._peers = peers
+    def __init__(self, replica: Comm) -> None:
+        self._replica = replica
         self._owed: list[ResolvedRun] = []
         self.settle: Callable[[], None] = lambda: None
 
@@ -84,9 +84,9 @@ class StageValues:
             OpError: a run has failed on another stage.
         """
         self._tell_all(None)
-        stage = self._peers.Get_rank()
+        stage = self._replica.Get_rank()
         local = [{place: values[place] for place, at in run.stages.items() if at == stage} for run, values in runs]
-        of_stages = self._peers.gather(None if stage == 0 else local) or []
+        of_stages = self._replica.gather(None if stage == 0 else local) or []
         values_by_run = [list(values) for _, values in runs]
         for theirs in of_stages[1:]:
             for values, brought in zip(values_by_run, theirs, strict=True):
@@ -96,7 +96,7 @@ class StageValues:
 
     def _tell_all(self, failed: Exception | None) -> None:
         """Notifies the other stages of an error, and raises theirs."""
-        first_error = next((one for one in self._peers.allgather(_text_of(failed)) if one is not None), None)
+        first_error = next((one for one in self._replica.allgather(_text_of(failed)) if one is not None), None)
         if first_error is not None:
             _raise(first_error)
 
@@ -105,7 +105,7 @@ class StageValues:
         for stage in sorted(set(run.stages.values())):
             places = [place for place, at in run.stages.items() if at == stage]
             local = _text_of(failed), [values[place] for place in places]
-            error, theirs = self._peers.bcast(local, stage)
+            error, theirs = self._replica.bcast(local, stage)
             error_text = error_text or error
             for place, value in zip(places, theirs, strict=True):
                 values[place] = value

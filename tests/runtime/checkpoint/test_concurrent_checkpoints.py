@@ -17,9 +17,9 @@ import pytest
 import tensorflow as tf
 
 from parallax.base.errors import CheckpointError
-from parallax.runtime.checkpoint.beside_training import ConcurrentCheckpoints
 from parallax.runtime.checkpoint.checkpoint_io import Storage
 from parallax.runtime.checkpoint.checkpoints import Checkpoints
+from parallax.runtime.checkpoint.concurrent_checkpoints import ConcurrentCheckpoints
 from parallax.runtime.checkpoint.format.folder import latest
 from parallax.runtime.checkpoint.format.stored_tensors import stored_variables
 from parallax.runtime.checkpoint.format.writer import Writer

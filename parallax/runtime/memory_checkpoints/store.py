@@ -23,9 +23,9 @@ from typing import Any
 from parallax.base.errors import CheckpointError
 from parallax.base.types import Array, Buffer, Comm, MpiRequest
 from parallax.report.logger import log
-from parallax.runtime.peers.choice import PartFound
-from parallax.runtime.peers.exchange import PIECE_BYTES, Ring, cut, exchange
-from parallax.runtime.peers.part_files import (
+from parallax.runtime.memory_checkpoints.choice import PartFound
+from parallax.runtime.memory_checkpoints.exchange import PIECE_BYTES, Ring, cut, exchange
+from parallax.runtime.memory_checkpoints.part_files import (
     COMMON,
     PartFiles,
     UnfinishedSet,
@@ -36,7 +36,7 @@ from parallax.runtime.peers.part_files import (
     remove,
     sets_of,
 )
-from parallax.runtime.peers.part_records import PartHead, SetRecord
+from parallax.runtime.memory_checkpoints.part_records import PartHead, SetRecord
 from parallax.runtime.worker.barrier import barrier, wait_for
 
 _PLACE = struct.Struct("<qq")
@@ -139,7 +139,7 @@ class PeerStore:
         self._ended = None
         with self._room():
             for files in self._files.values():
-                files.fold(self.number)
+                files.merge_into_base(self.number)
         if self.is_first and not self.number:
             for before in self.folder.iterdir():
                 if before.name != str(self.generation):

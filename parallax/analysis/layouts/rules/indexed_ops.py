@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from parallax.analysis.layouts.rules.branches import are_zeros
 from parallax.analysis.layouts.rules.facts import REPLICATED, SUM, Fact
-from parallax.analysis.layouts.rules.joins import are_zeros
 from parallax.analysis.layouts.rules.lookups import look_up_rows
 from parallax.analysis.layouts.rules.reductions import add_by_segment
 from parallax.analysis.layouts.rules.step_walk import StepWalk
@@ -55,7 +55,7 @@ def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(0, indices.part))
 
 
-def add_by_number(step: StepWalk, node: str) -> list[Fact] | None:
+def reduce_segments(step: StepWalk, node: str) -> list[Fact] | None:
     """UnsortedSegmentSum and similar: into each worker's own rows, by their numbers; else as for other segments."""
     data, segments, count = step.inputs(node)
     part = step.part_of(count.value) if isinstance(count.value, Length) else None
@@ -93,7 +93,7 @@ def find_hits(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(0, hits))
 
 
-def fill_places(step: StepWalk, node: str) -> list[Fact] | None:
+def scatter_sparse_values(step: StepWalk, node: str) -> list[Fact] | None:
     """SparseToDense, into rows of the examples with which indices begin."""
     places, shape, values, default = step.inputs(node)
     dims, part = shape.values(), places.part
@@ -108,7 +108,7 @@ def fill_places(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(0, example), shape.complete_values())
 
 
-def multiply_places(step: StepWalk, node: str) -> list[Fact] | None:
+def multiply_sparse(step: StepWalk, node: str) -> list[Fact] | None:
     """SparseTensorDenseMatMul: rows of examples by a matrix, or the transposed rows by each example's row."""
     places, values, shape, matrix = step.inputs(node)
     dims, view = shape.values(), step.view

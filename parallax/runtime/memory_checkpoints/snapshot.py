@@ -25,9 +25,9 @@ from parallax.runtime.checkpoint.rows.variable_rows import (
     StoredVariable,
     whole_of,
 )
-from parallax.runtime.peers.part_files import COMMON, lone
-from parallax.runtime.peers.part_records import PartHead, PartVariable, SetRecord
-from parallax.runtime.peers.store import BASE_BYTES, BaseRows
+from parallax.runtime.memory_checkpoints.part_files import COMMON, lone
+from parallax.runtime.memory_checkpoints.part_records import PartHead, PartVariable, SetRecord
+from parallax.runtime.memory_checkpoints.store import BASE_BYTES, BaseRows
 
 v1 = tf.compat.v1
 
@@ -141,7 +141,7 @@ def snapshot(
     parts = tuple(part for part in (local, single, common) if part is local or (part.variables and part is not common))
     parts += (common,) if is_first else ()
     by_op = {one.stored.op: one for one in variables}
-    with tf.name_scope("parallax/peers/"):
+    with tf.name_scope("parallax/memory_checkpoints/"):
         handles = [_ops(mark).variable for mark in marks.tables]
         for handle, ops in zip(handles, marks.variables, strict=True):
             marked = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.bool)

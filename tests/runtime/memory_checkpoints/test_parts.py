@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from parallax.base.errors import CheckpointError
-from parallax.runtime.peers.choice import PartFound, choose_set
-from parallax.runtime.peers.exchange import Ring, cut, ring
-from parallax.runtime.peers.part_files import (
+from parallax.runtime.memory_checkpoints.choice import PartFound, choose_set
+from parallax.runtime.memory_checkpoints.exchange import Ring, cut, ring
+from parallax.runtime.memory_checkpoints.part_files import (
     COMMON,
     PartFiles,
     PartHead,
@@ -19,7 +19,7 @@ from parallax.runtime.peers.part_files import (
     read_head,
     sets_of,
 )
-from parallax.runtime.peers.store import parts_in
+from parallax.runtime.memory_checkpoints.store import parts_in
 from tests.mutations import for_all, mutated_bytes
 
 ROWS, WIDTH, HOSTS = 7, 8, 4
@@ -70,7 +70,7 @@ def test_a_part_has_the_rows_of_each_set_that_can_be_read(tmp_path):
         for known in sets_of(tmp_path / "part"):
             owner.check(PartView(tmp_path / "part", known), known)
         if number % 2:
-            files.fold(number - 1)
+            files.merge_into_base(number - 1)
             assert set(sets_of(tmp_path / "part")) == {number - 1, number}
 
 
@@ -88,7 +88,7 @@ def test_a_base_that_was_broken_off_gives_no_set_before_and_the_right_values_aft
     assert set(sets_of(tmp_path / "part")) == {2, 3}
     for number in (2, 3):
         owner.check(PartView(tmp_path / "part", number), number)
-    files.fold(3)
+    files.merge_into_base(3)
     assert set(sets_of(tmp_path / "part")) == {3}
     owner.check(PartView(tmp_path / "part", 3), 3)
 
@@ -117,7 +117,7 @@ def test_a_mutated_file_of_a_part_is_left_out_and_nothing_else_is_read_of_it(tmp
     files = owner.begin(part)
     for number in range(4):
         files.add(owner.record(number))
-    files.fold(2)
+    files.merge_into_base(2)
     whole = (part / name).read_bytes()
     left_out = []
 
@@ -176,7 +176,7 @@ class Job:
                 while len(self.ended[number - 1]) < HOSTS:
                     yield False
                 for files in kept.values():
-                    files.fold(number - 1)
+                    files.merge_into_base(number - 1)
                     yield True
             for owner in (rank, COMMON):
                 kept[owner].add(self.owners[owner].record(number))
@@ -252,7 +252,7 @@ def test_a_host_sends_to_the_next_one_and_alone_to_nobody():
 
 
 def test_pieces_are_put_together_and_cut_without_a_byte_lost(monkeypatch):
-    monkeypatch.setattr("parallax.runtime.peers.exchange.PIECE_BYTES", 10)
+    monkeypatch.setattr("parallax.runtime.memory_checkpoints.exchange.PIECE_BYTES", 10)
     given = [b"", b"abc", bytes(range(37)), b"de", b"f" * 10]
     pieces = list(cut(given))
     assert b"".join(pieces) == b"".join(given) and max(map(len, pieces)) <= 10 and len(pieces) == 6

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from parallax.base.errors import CheckpointError
 from parallax.report.text import name_ranks
-from parallax.runtime.peers.part_files import COMMON
+from parallax.runtime.memory_checkpoints.part_files import COMMON
 
 
 @dataclass(frozen=True, slots=True)

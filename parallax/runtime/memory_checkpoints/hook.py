@@ -23,9 +23,9 @@ from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.touched_tables import Marks
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
 from parallax.runtime.checkpoint.step_runs import StepRuns
-from parallax.runtime.peers.recovery import RecoveredState, next_generation
-from parallax.runtime.peers.snapshot import Snapshot, snapshot
-from parallax.runtime.peers.store import PeerStore
+from parallax.runtime.memory_checkpoints.recovery import RecoveredState, next_generation
+from parallax.runtime.memory_checkpoints.snapshot import Snapshot, snapshot
+from parallax.runtime.memory_checkpoints.store import PeerStore
 from parallax.runtime.supervisor.control import tell_saved
 from parallax.runtime.worker.preemption import Preemption
 from parallax.runtime.worker.session.run_context import WorkerContext
@@ -156,7 +156,7 @@ class PeerMemoryHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._preemption = Preemption(self.memory.store.comm)
             if self.memory.positions is not None:
                 self.memory.positions.begin_again(session)
-        with self.worker.watch.run("the state into the memory of hosts", "peers, 0", patient=True):
+        with self.worker.watch.run("the state into the memory of hosts", "memory checkpoints, 0", patient=True):
             self._written_step = self.memory.begin(session)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
@@ -176,7 +176,7 @@ class PeerMemoryHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self._preemption.leave(step)
 
     def _write(self, session: Session) -> None:
-        with self.worker.watch.run("the state into the memory of hosts", "peers", patient=False):
+        with self.worker.watch.run("the state into the memory of hosts", "memory checkpoints", patient=False):
             self._written_step = self.memory.write(session)
         if self.memory.store.comm.Get_rank() == 0 and time.monotonic() - self._logged_s >= _TELL_S:
             tell_saved(self._written_step)

@@ -37,12 +37,12 @@ class _InProgress:
     moved: CheckpointResult | None = None
     failed: BaseException | None = None
     copied_bytes: int = 0
-    looked_s: float = field(default_factory=time.monotonic)
+    observed_s: float = field(default_factory=time.monotonic)
 
     def poll(self) -> None:
         """Measures the copied memory at intervals."""
-        if time.monotonic() - self.looked_s >= _LOOK_S:
-            self.copied_bytes, self.looked_s = max(self.copied_bytes, self.image.copied_bytes()), time.monotonic()
+        if time.monotonic() - self.observed_s >= _LOOK_S:
+            self.copied_bytes, self.observed_s = max(self.copied_bytes, self.image.copied_bytes()), time.monotonic()
 
 
 @dataclass

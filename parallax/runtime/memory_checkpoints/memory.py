@@ -19,11 +19,11 @@ from parallax.runtime.checkpoint.rows.access_to_rows import build_access
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.touched_tables import build_marks
 from parallax.runtime.launcher.host_memory import host_folder
-from parallax.runtime.peers.exchange import ring
-from parallax.runtime.peers.hook import PeerMemory
-from parallax.runtime.peers.recovery import RecoveredState, recovered_state
-from parallax.runtime.peers.snapshot import snapshot
-from parallax.runtime.peers.store import PeerStore
+from parallax.runtime.memory_checkpoints.exchange import ring
+from parallax.runtime.memory_checkpoints.hook import PeerMemory
+from parallax.runtime.memory_checkpoints.recovery import RecoveredState, recovered_state
+from parallax.runtime.memory_checkpoints.snapshot import snapshot
+from parallax.runtime.memory_checkpoints.store import PeerStore
 from parallax.runtime.worker.ranks import ProcessGroup
 from parallax.settings.environment import settings
 from parallax.settings.parts import CheckPointConfig

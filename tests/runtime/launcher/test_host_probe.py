@@ -10,8 +10,8 @@ import pytest
 
 from parallax.base.errors import LaunchError
 from parallax.cluster.machines import Cluster, Host, Ssh
-from parallax.runtime.launcher.restarts import answering
-from parallax.runtime.launcher.restarts.answering import _has_received, driver_address
+from parallax.runtime.launcher.restarts import host_probe
+from parallax.runtime.launcher.restarts.host_probe import _has_received, driver_address
 
 WORD = "0123456789abcdef"
 
@@ -53,7 +53,7 @@ def test_a_host_to_which_no_network_leads_is_named(monkeypatch):
     def fail(name):
         raise OSError(f"no way to {name}")
 
-    monkeypatch.setattr(answering, "find_local_address", fail)
+    monkeypatch.setattr(host_probe, "find_local_address", fail)
     host = Host("nowhere", 1)
     cluster = Cluster((host,), ssh=Ssh(agent="my-agent"))
     with pytest.raises(LaunchError, match="Worker 0, on nowhere, must reach .* no way to nowhere.* Give its address"):

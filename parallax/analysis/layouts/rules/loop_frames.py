@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 
+from parallax.analysis.layouts.rules.branches import are_zeros, join_turns
 from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
-from parallax.analysis.layouts.rules.joins import are_zeros, join_turns
 from parallax.analysis.layouts.rules.stacks import record_elements
 from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk, is_partial
 from parallax.base.errors import GraphError
@@ -35,12 +35,12 @@ _TAKES = ("StackPopV2", "TensorArrayReadV3", "TensorArrayGatherV3", "TensorArray
 Walk = Callable[[StepWalk, tuple[Unit, ...]], None]
 
 
-def leave(step: StepWalk, node: str) -> list[Fact] | None:
+def exit_loop(step: StepWalk, node: str) -> list[Fact] | None:
     """Exit: the loop variable after the last iteration."""
     return [_see_outside(step, f"{node}:0", step.inputs(node)[0])]
 
 
-def decide(step: StepWalk, node: str) -> list[Fact] | None:
+def find_condition(step: StepWalk, node: str) -> list[Fact] | None:
     """LoopCond: all workers run equally many iterations."""
     step.require_layout(node, 0, REPLICATED)
     return step.all_outputs(node, REPLICATED)

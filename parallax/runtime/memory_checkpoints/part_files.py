@@ -35,7 +35,7 @@ import numpy as np
 from parallax.base.errors import CheckpointError
 from parallax.base.types import Array, Buffer
 from parallax.report.logger import log
-from parallax.runtime.peers.part_records import (
+from parallax.runtime.memory_checkpoints.part_records import (
     RECORD,
     PartHead,
     PartVariable,
@@ -102,8 +102,8 @@ class PartFiles:
             unfinished.write(piece)
         unfinished.finish()
 
-    def fold(self, number: int) -> None:
-        """Discards the sets before `number`; to be called when that set is on all hosts."""
+    def merge_into_base(self, number: int) -> None:
+        """Merges the sets up to `number` into the base, and deletes those before it; once that set is on all hosts."""
         records = records_of(self._folder)
         folded, _ = _progress(self._folder)
         if number <= folded:
