@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ops.bench.islands.command import METHODS, SYNCHRONOUS, lines_of
+from ops.bench.islands.command import METHODS, SYNCHRONOUS, TASK_NAMES, lines_of
 from ops.bench.islands.tasks import HELD_OUT_ROWS, TASKS
 from parallax.settings.islands import Islands
 
@@ -20,6 +20,10 @@ def test_the_table_says_when_each_method_comes_to_the_loss_of_all():
         ["synchronous", "64", "20.0", "312.5", "1.00", "1.0000"],
         ["islands", "64", "2.0", "31.2", "10.00", "1.7500"],
     ]
+
+
+def test_the_command_names_all_tasks():
+    assert tuple(TASKS) == TASK_NAMES
 
 
 def test_methods_are_settings():

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ops.bench.islands.tasks import TASKS
 from ops.bench.on_lab import output_of
 from ops.lab import Lab, why_not
 from ops.lab.rates import mbit, parse_rate
 
+TASK_NAMES = ("lm", "recsys")
 SYNCHRONOUS = "synchronous"
 METHODS = {
     SYNCHRONOUS: "none",
@@ -37,7 +37,7 @@ def add_command(commands: Any) -> None:
         description="Trains in two islands of two emulated hosts, synchronously and by each method, and prints time "
         "and steps to the best held-out loss that all of them come to.",
     )
-    parser.add_argument("--tasks", default=",".join(TASKS), metavar="NAME[,NAME...]", help="lm,recsys")
+    parser.add_argument("--tasks", nargs="+", choices=TASK_NAMES, default=TASK_NAMES, help="(lm recsys)")
     parser.add_argument("--steps", type=int, default=320, metavar="N", help="of each method (320)")
     parser.add_argument("--rate", type=parse_rate, default="1gbit", metavar="RATE", help="of hosts (1gbit)")
     parser.add_argument("--between", type=parse_rate, default="50mbit", metavar="RATE", help="of islands (50mbit)")
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
         tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder,
     ):
         file, output = str(lab.resource_file(1, islands=islands)), Path(folder, "curve.json")
-        for task in arguments.tasks.split(","):
+        for task in arguments.tasks:
             found[task] = {}
             for method, text in METHODS.items():
                 words = [task, text, str(arguments.steps), str(_EVALUATE_EVERY), str(output)]

@@ -86,3 +86,4 @@ class Clicks:
 
 
 TASKS: dict[str, type[Words] | type[Clicks]] = {task.name: task for task in (Words, Clicks)}
+"""By name, which are TASK_NAMES of command.py: it does without TensorFlow."""
