@@ -20,7 +20,7 @@ import numpy as np
 
 from parallax.cluster.team_names import STAGE, WORKERS
 from parallax.graph.control_flow import branches_of, loop_conditions
-from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.graph.view import GraphView, node_of, tensor_name
 from parallax.transform.passes.cut_stages import RECEIVE, SEND
 from parallax.transform.passes.cut_stages import SCOPE as MESSAGES
 from parallax.transform.passes.fused_all_reduces import members_of
@@ -97,7 +97,7 @@ def _find_loops(graph_def: Any) -> tuple[frozenset[str], frozenset[str]]:
     branches = branches_of(view) if collectives else {}
     loops = {name: found for name in collectives if (found := [one.predicate for one in branches[name] if one.is_loop])}
     shared = frozenset(chain(*loops.values()))
-    conditions = {split_tensor(tensor)[0] for frame, tensor in loop_conditions(view).items() if frame in shared}
+    conditions = {node_of(tensor) for frame, tensor in loop_conditions(view).items() if frame in shared}
     return frozenset(loops), shared | conditions
 
 
@@ -115,7 +115,7 @@ def check_meetings(views: Sequence[GraphView], fetches: Sequence[Iterable[str]],
     needed = []
     for view, names, given in zip(views, fetches, fed, strict=True):
         cut_off = frozenset(given)
-        nodes = {split_tensor(name)[0] if ":" in name else name for name in names if name not in cut_off}
+        nodes = {node_of(name) if ":" in name else name for name in names if name not in cut_off}
         joined = members_of(view.graph_def)
         needed.append({n for n in view.ancestors(nodes, cut_off) if is_collective(view.op(n)) or n in joined})
     _check_alike("the run", needed)
@@ -266,9 +266,9 @@ def _replace_collective(joined: Any, name: str, of_workers: Mapping[int, Any], i
         raise NotImplementedError(f"{node.op} {node.name!r} has no transport in memory.")
     inputs = [[_input(rank, name) for name in one.input] for rank, one in of_workers.items()]
     given = [[name for name in names if not name.startswith("^")] for names in inputs]
-    writer = _Writer(joined, [f"^{split_tensor(tensor_name(given[0][0]))[0]}"] if is_in_loop else [])
+    writer = _Writer(joined, [f"^{node_of(tensor_name(given[0][0]))}"] if is_in_loop else [])
     comes = [
-        taken if taken.startswith("^") else f"^{split_tensor(tensor_name(taken))[0]}"
+        taken if taken.startswith("^") else f"^{node_of(tensor_name(taken))}"
         for names in inputs
         for taken in names
         # Each result of an all-reduce is made of all workers' parts; who waits for one that is fed has it computed.

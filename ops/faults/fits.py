@@ -77,7 +77,7 @@ class FitFault:
 
 
 def run_all(number: int, first: int) -> int:
-    """Has faults from seed `first` on meet the fits of a script, and prints what was wrong; 0 if all is well."""
+    """Injects faults, with seeds from `first` on, into a script's fits, and prints what was wrong; 0 if nothing."""
     with tempfile.TemporaryDirectory(prefix="parallax-faults-") as folder:
         job = RunningJob(
             Path(folder), Path(folder).name, ["ops.faults.fits", str(first), str(number)], None, shows=True

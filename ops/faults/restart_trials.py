@@ -62,7 +62,7 @@ class InjectedFault:
 
 
 def run_all(number: int, first: int, at_a_time: int = 1) -> int:
-    """Has `number` faults or a few more meet jobs, from seed `first` on, and prints what was wrong.
+    """Injects `number` faults or a few more into jobs, with seeds from `first` on, and prints what was wrong.
 
     Args:
         number: of faults.

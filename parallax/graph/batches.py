@@ -17,7 +17,7 @@ from tensorflow.core.framework import attr_value_pb2
 
 from parallax.base.types import Graph, NodeDef, Operation, Tensor, Variable
 from parallax.graph.tensor_stores import tensors_read
-from parallax.graph.view import EXAMPLES, NEXT_ITERATIONS, GraphView, once_per_view, split_tensor
+from parallax.graph.view import EXAMPLES, NEXT_ITERATIONS, GraphView, node_of, once_per_view
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
 _ROW_ENDS = "_parallax_row_ends"
@@ -265,7 +265,7 @@ def batch_by_node(view: GraphView) -> dict[str, str]:
             if node in batches:
                 continue
             for tensor in tensors_read(view, node):
-                if (before := split_tensor(tensor)[0]) in batches:
+                if (before := node_of(tensor)) in batches:
                     batches[node] = batches[before]
                     break
         if not has_loops(view):  # an iteration reads the results of the preceding one

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from parallax.base.errors import GraphError
-from parallax.graph.view import GraphView, once_per_view, split_tensor
+from parallax.graph.view import GraphView, node_of, once_per_view, split_tensor
 
 SWITCHES = ("Switch", "RefSwitch")
 MERGES = ("Merge", "RefMerge")
@@ -53,9 +53,7 @@ def branches_of(view: GraphView) -> dict[str, Branches]:
     for node in view.topological_order():
         op = view.op(node)
         inputs = [
-            _at(view, branches_by_node, tensor)
-            for tensor in view.inputs(node)
-            if split_tensor(tensor)[0] in branches_by_node
+            _at(view, branches_by_node, tensor) for tensor in view.inputs(node) if node_of(tensor) in branches_by_node
         ]
         inputs += [branches_by_node[name] for name in view.controls(node) if name in branches_by_node]
         deepest = max(inputs, key=len, default=())
@@ -85,14 +83,14 @@ def loop_conditions(view: GraphView) -> dict[str, str]:
 
 def is_loop_merge(view: GraphView, node: str) -> bool:
     """Whether a Merge is the head of a loop and not the end of a conditional."""
-    return any(view.op(split_tensor(t)[0]).endswith("NextIteration") for t in view.inputs(node))
+    return any(view.op(node_of(t)).endswith("NextIteration") for t in view.inputs(node))
 
 
 def predicate_of(view: GraphView, switch: str) -> str:
     """The predicate tensor of a Switch, behind copies."""
     tensor = view.inputs(switch)[1]
-    while view.op(split_tensor(tensor)[0]) == "Identity":
-        tensor = view.inputs(split_tensor(tensor)[0])[0]
+    while view.op(node_of(tensor)) == "Identity":
+        tensor = view.inputs(node_of(tensor))[0]
     return tensor
 
 
@@ -102,7 +100,7 @@ def _at(view: GraphView, branches_by_node: dict[str, Branches], tensor: str) -> 
     if view.op(node) not in SWITCHES:
         return branches_by_node[node]
     predicate = predicate_of(view, node)
-    if view.op(split_tensor(predicate)[0]) == "LoopCond":
+    if view.op(node_of(predicate)) == "LoopCond":
         return branches_by_node[node]
     return (*branches_by_node[node], Branch(predicate, number))
 
@@ -180,7 +178,8 @@ def _group(view: GraphView, order: Sequence[str], loops: Mapping[str, tuple[str,
             if not missing[user]:
                 heapq.heappush(ready, (place[members[user][0]], user))
     if len(units) < len(members):
-        raise GraphError(f"The loop {next(key for key in inside if missing[key])!r} takes what is computed of its own.")
+        name = next(key for key in inside if missing[key])
+        raise GraphError(f"An input of the loop {name!r} depends on a result of the same loop.")
     return tuple(units)
 
 
@@ -196,4 +195,4 @@ def _frame(
 
 
 def _find_needed(view: GraphView, node: str) -> list[str]:
-    return [*(split_tensor(tensor)[0] for tensor in view.inputs(node)), *view.controls(node)]
+    return [*(node_of(tensor) for tensor in view.inputs(node)), *view.controls(node)]

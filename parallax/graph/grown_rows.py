@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from parallax.graph.control_flow import MERGES
-from parallax.graph.view import NEXT_ITERATIONS, GraphView, split_tensor
+from parallax.graph.view import NEXT_ITERATIONS, GraphView, node_of
 
 _EXITS, _SWITCHES = ("Exit", "RefExit"), ("Switch", "RefSwitch")
 
@@ -51,4 +51,4 @@ def _node(view: GraphView, tensor: str) -> str:
 
 
 def _only_node(tensor: str) -> str:
-    return split_tensor(tensor)[0]
+    return node_of(tensor)

@@ -16,7 +16,7 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.base.types import NodeDef, OpDef
 from parallax.graph.row_updates import FIRST_STATE, UPDATES_OF_ROWS
-from parallax.graph.view import split_tensor, tensor_name
+from parallax.graph.view import node_of, tensor_name
 
 _APPLY = re.compile(r"^(Resource)?(Sparse)?Apply\w+$")
 _SCATTER = re.compile(r"^(Resource)?Scatter(Add|Sub|Mul|Div|Min|Max|Update)$")
@@ -100,9 +100,9 @@ class StateOp:
 
 def source_of(name: str, nodes: Mapping[str, NodeDef]) -> str:
     """The variable op that a handle or reference comes from; for any other tensor, its producer."""
-    node = split_tensor(tensor_name(name))[0]
+    node = node_of(tensor_name(name))
     while node in nodes and nodes[node].op in PASSES_ON:
-        node = split_tensor(tensor_name(nodes[node].input[0]))[0]
+        node = node_of(tensor_name(nodes[node].input[0]))
     return node
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from parallax.graph.view import GraphView, once_per_view, split_tensor
+from parallax.graph.view import GraphView, node_of, once_per_view
 
 _PASSES = ("Enter", "RefEnter", "Identity", "Switch", "Merge", "NextIteration", "Exit")
 _GRADIENTS = ("TensorArrayGradV3", "TensorArrayGradWithShape")
@@ -28,13 +28,13 @@ def tensors_read(view: GraphView, node: str) -> list[str]:
 
 
 def _follow(view: GraphView, handle: str, pushed: Mapping[str, str]) -> str:
-    node = split_tensor(handle)[0]
+    node = node_of(handle)
     while True:
         op, inputs = view.op(node), view.inputs(node)
         if op in _PASSES:
-            node = split_tensor(inputs[0])[0]
+            node = node_of(inputs[0])
         elif op == "StackPopV2" and (item := pushed.get(_follow(view, inputs[0], pushed))) is not None:
-            node = split_tensor(item)[0]
+            node = node_of(item)
         elif op in _GRADIENTS:
             return f"{_follow(view, inputs[0], pushed)} {view.nodes[node].attr['source'].s.decode()}"
         else:

@@ -102,8 +102,7 @@ class GraphView:
     def _before(self) -> dict[str, list[str]]:
         controls = self._controls
         return {
-            node: [*[split_tensor(tensor)[0] for tensor in inputs], *controls[node]]
-            for node, inputs in self._inputs.items()
+            node: [*[node_of(tensor) for tensor in inputs], *controls[node]] for node, inputs in self._inputs.items()
         }
 
     @cached_property
@@ -164,8 +163,8 @@ class GraphView:
 
     def source(self, tensor: str) -> str:
         """The tensor behind copies."""
-        while self.op(split_tensor(tensor)[0]) == "Identity":
-            tensor = self.inputs(split_tensor(tensor)[0])[0]
+        while self.op(node_of(tensor)) == "Identity":
+            tensor = self.inputs(node_of(tensor))[0]
         return tensor
 
     def users(self, node: str) -> Iterator[str]:
@@ -184,7 +183,7 @@ class GraphView:
     def shape(self, tensor: str) -> Shape:
         """The static shape of a tensor."""
         if tensor not in self._shapes:
-            node = split_tensor(tensor)[0]
+            node = node_of(tensor)
             if node not in self._outputs:
                 self._read_outputs(node)
             self._shapes.setdefault(tensor, None)
@@ -233,9 +232,9 @@ class GraphView:
         from tensorflow import as_dtype
         from tensorflow.python.framework import tensor_util  # TensorFlow's own reader of constant protos
 
-        node = split_tensor(tensor)[0]
+        node = node_of(tensor)
         while self.op(node) in ("Identity", "Cast"):
-            node = split_tensor(self.inputs(node)[0])[0]
+            node = node_of(self.inputs(node)[0])
         if self.op(node) != "Const":
             return None
         value = tensor_util.MakeNdarray(self.nodes[node].attr["value"].tensor)
@@ -256,7 +255,7 @@ class GraphView:
 
     def _find_needed(self, node: str, fed: frozenset[str]) -> list[str]:
         """The nodes on which a node depends where some tensors are fed."""
-        return [*[split_tensor(t)[0] for t in self._inputs[node] if t not in fed], *self._controls[node]]
+        return [*[node_of(t) for t in self._inputs[node] if t not in fed], *self._controls[node]]
 
     def computed_of(self, nodes: Iterable[str]) -> set[str]:
         """The nodes and all ancestors through tensors; nodes connected by control inputs alone are excluded."""
@@ -264,7 +263,7 @@ class GraphView:
         waiting = list(computed)
         while waiting:
             for tensor in self._inputs[waiting.pop()]:
-                if (needed := split_tensor(tensor)[0]) not in computed:
+                if (needed := node_of(tensor)) not in computed:
                     computed.add(needed)
                     waiting.append(needed)
         return computed
@@ -360,7 +359,7 @@ def _takers_by_node(view: GraphView) -> dict[str, list[str]]:
     takers_by_node: dict[str, list[str]] = {}
     for node in view.nodes:
         for tensor in view.inputs(node):
-            needed = split_tensor(tensor)[0]
+            needed = node_of(tensor)
             if needed in takers_by_node:
                 takers_by_node[needed].append(node)
             else:
@@ -383,6 +382,12 @@ def _parse_shapes(attribute: bytes) -> tuple[Shape, ...]:
         None if shape.unknown_rank else tuple([None if dim.size < 0 else int(dim.size) for dim in shape.dim])
         for shape in shapes
     )
+
+
+@lru_cache(_SPLIT_NAMES)
+def node_of(name: str) -> str:
+    """The node of a name, which is a tensor's (`op:1`), that of a control input (`^op`), or the node's own."""
+    return name.partition(":")[0].removeprefix("^")
 
 
 @lru_cache(_SPLIT_NAMES)

@@ -23,12 +23,12 @@ def rows_travel_as(dtype: str, wire: str | None) -> str:
 
 
 def sums_travel_as(dtype: str, wire: str | None) -> str:
-    """The element type in which an all-reduce sums: Horovod's MPI reductions support float16 but not bfloat16."""
+    """The element type in which an all-reduce sums: its op adds float16 but not bfloat16."""
     if dtype == BFLOAT16:
         return FLOAT32
     return FLOAT16 if wire == FLOAT16 and dtype == FLOAT32 else dtype
 
 
 def element_bytes(dtype: str, own_bytes: int, travels_as: str) -> int:
-    """Bytes of an element on the wire; `count_process_bytes` where it travels unconverted."""
+    """Bytes of an element on the wire; `own_bytes` where it is not converted."""
     return own_bytes if travels_as == dtype else _BYTES[travels_as]

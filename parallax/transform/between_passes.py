@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from parallax.base.errors import TransformError
 from parallax.graph.control_flow import branches_of
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, node_of
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import Editor
 
@@ -123,7 +123,7 @@ def _check_gathered(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:
             continue
         yield from _check_led(editor, gather.edges, "all rows")
         if gather.tensor not in editor.full_tensors:
-            yield split_tensor(gather.tensor)[0], "have all rows beside it, for whoever fetches it"
+            yield node_of(gather.tensor), "have all rows beside it, for whoever fetches it"
 
 
 def _on_servers(editor: Editor, rewrites: Rewrites) -> Iterator[_Broken]:

@@ -14,7 +14,7 @@ from parallax.base.types import GraphDef
 from parallax.cluster.team_names import GROUP, STAGE
 from parallax.graph.garbage import without_collections
 from parallax.graph.ownership import Ownership
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.between_passes import check_pass
 from parallax.transform.building.all_to_all import restrict_to_team
@@ -192,7 +192,7 @@ def transform(
         check(changed, rewrites, worker)
         changed, stages = cut_stages(changed, places, worker.stage, view, editor.scratch)
         restrict_to_team(STAGE, changed)
-        counters = tuple(one for one in counters if stages.is_here(split_tensor(one.tensor)[0]))
+        counters = tuple(one for one in counters if stages.is_here(node_of(one.tensor)))
         initializers = tuple(one for one in initializers if stages.is_here(one))
         elsewhere = stages.variables_elsewhere(view)
     fused = fuse_all_reduces(changed, None if stages is None else stages.whole)

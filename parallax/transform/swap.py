@@ -23,7 +23,7 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.base.errors import TransformError
 from parallax.base.types import GraphDef, NodeDef, OpDef
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of, split_tensor
 from parallax.transform.building.editor import SCOPE, GradientAccumulation
 from parallax.transform.passes.random_seeds import mix_seed
 from parallax.transform.passes.turns import SCOPE as TURNS
@@ -136,7 +136,7 @@ def _find_changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
     takers: dict[str, list[str]] = {}
     for node in new.graph_def.node:
         for name in node.input:
-            takers.setdefault(_node(name), []).append(node.name)
+            takers.setdefault(node_of(name), []).append(node.name)
     prefix = f"{SCOPE}/"
     waiting = [
         node.name
@@ -155,10 +155,10 @@ def _find_changed(running: WorkerGraph, new: WorkerGraph) -> set[str]:
                 waiting += takers.get(name, ())
         # A node without outputs cannot be referenced from outside when nodes are added: its dependents get a copy.
         waiting = [
-            _node(name)
+            node_of(name)
             for node in changed
             for name in nodes[node].input
-            if name.startswith("^") and _node(name) not in changed and not _gives(nodes[_node(name)])
+            if name.startswith("^") and node_of(name) not in changed and not _gives(nodes[node_of(name)])
         ]
     return changed
 
@@ -184,8 +184,9 @@ def _check_state(new: WorkerGraph, changed: set[str]) -> None:
     if lost:
         more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
         raise TransformError(
-            "The plan cannot be changed in this session, since what it keeps from run to run depends on what changes: "
-            f"{', '.join(sorted(lost)[:_NAMED])}{more}. Give the better plan to the job when it starts."
+            "The plan cannot be changed in this session, because ops that keep state between runs depend on variables "
+            f"that the new plan moves: {', '.join(sorted(lost)[:_NAMED])}{more}. Give the better plan to the job when "
+            "it starts."
         )
 
 
@@ -279,8 +280,4 @@ def _in_session(new: WorkerGraph, graph_def: GraphDef, names: Mapping[str, str])
 def outside(added: GraphDef) -> Sequence[str]:
     """The tensors of the running graph that added nodes read, and with a `^` its nodes that they wait for; sorted."""
     inside = {node.name for node in added.node}
-    return sorted({name for node in added.node for name in node.input if _node(name) not in inside})
-
-
-def _node(name: str) -> str:
-    return name.removeprefix("^").split(":")[0]
+    return sorted({name for node in added.node for name in node.input if node_of(name) not in inside})

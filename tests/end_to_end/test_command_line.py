@@ -69,7 +69,7 @@ def test_other_sizes_are_simulated_from_a_script_and_a_rate(start, write, tmp_pa
     done = start(*CLI, "simulate", *options, MODEL, "--batch", 6, cold=True).finish()
     assert done.status == 0, str(done)
     assert "\n2      4        " in done.stdout and "\n4096   8192     " in done.stdout, str(done)
-    assert "From 2 to 4096 hosts: " in done.stdout and "Nothing was measured of the links" in done.stdout, str(done)
+    assert "From 2 to 4096 hosts: " in done.stdout and "Only the links' rate is known" in done.stdout, str(done)
     assert "worker 0 of" not in done.stdout and 'id="sizes"' in (tmp_path / "sizes.html").read_text()
 
 

@@ -1,1 +1,1 @@
-"""What increments take beside whole checkpoints, and whether a chain of them gives what a whole one has."""
+"""Compares the cost of incremental and full checkpoints, and checks that a chain restores the values of a full one."""

@@ -85,11 +85,11 @@ def shortest_step(
     from parallax.analysis.timing.schedule import bound_period_seconds, bound_step_seconds
     from parallax.graph.view import GraphView
     from parallax.runtime.trace.dependencies import DEVICE, LINK, TimeOn, dependencies_of
-    from parallax.runtime.worker.session.overlapping import is_meeting
+    from parallax.runtime.worker.session.overlapping import is_exchange
 
     view = GraphView(graph_def)
     runs = view.ancestors(fetches, frozenset(feeds[0][0]))
-    exchanges = sorted(node for node in runs if is_meeting(view.op(node)))
+    exchanges = sorted(node for node in runs if is_exchange(view.op(node)))
     bytes_by_exchange = _exchanged_bytes(view, exchanges, feeds)
     if bytes_by_exchange is None:
         return None

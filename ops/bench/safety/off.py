@@ -24,7 +24,7 @@ KINDS = ("liveness", "fence")
 
 
 def turn_off(kind: str) -> None:
-    """Has the job that this process starts or is of do without it."""
+    """Disables the mechanism in this process, and in the job that it starts or belongs to."""
     from parallax.entry import api
     from parallax.runtime.launcher import launch
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from parallax.analysis.cut.order_members import find_readers, order_members
 from parallax.graph.control_flow import branches_of
 from parallax.graph.cut.blocks import blocks_of
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
@@ -99,8 +99,8 @@ def find_forward_pass(
 
 def _list_variables(view: GraphView, nodes: Collection[str]) -> frozenset[str]:
     """The variables that some nodes read."""
-    sources = {split_tensor(tensor)[0] for node in nodes for tensor in view.inputs(node)}
-    read = {split_tensor(view.inputs(node)[0])[0] for node in sources if _is_read(view, node)}
+    sources = {node_of(tensor) for node in nodes for tensor in view.inputs(node)}
+    read = {node_of(view.inputs(node)[0]) for node in sources if _is_read(view, node)}
     return frozenset(node for node in sources | read if view.op(node) in VARIABLES)
 
 
@@ -149,7 +149,7 @@ def find_main_part(forward: ForwardPass, losses: Collection[str], costs: Sequenc
 def _is_read(view: GraphView, node: str) -> bool:
     """Whether a node returns the value of a variable."""
     if view.op(node) == "Identity":
-        return view.op(split_tensor(view.inputs(node)[0])[0]) in VARIABLES
+        return view.op(node_of(view.inputs(node)[0])) in VARIABLES
     return view.op(node) == "ReadVariableOp"
 
 
@@ -159,7 +159,7 @@ def _same_variable(view: GraphView, nodes: Collection[str]) -> dict[str, str]:
     component_by_node = {}
     for node in nodes:
         for tensor in view.inputs(node):
-            source = split_tensor(tensor)[0]
+            source = node_of(tensor)
             if view.op(source) in VARIABLES:
                 component_by_node[node] = first.setdefault(source, node)
     return component_by_node

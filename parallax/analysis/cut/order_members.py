@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 def find_readers(
     variables: Sequence[Collection[str]], inputs: Sequence[Collection[int]], has_batch: Sequence[bool]
 ) -> dict[int, frozenset[int]]:
-    """For each member that is computed of variables alone, the members that read these and depend on a batch too.
+    """For each member that depends on variables alone, the members that read the same variables and depend on a batch.
 
-    Members that depend on it are none of them.
+    Its own descendants are left out.
 
     Args:
         variables: those that a member reads.

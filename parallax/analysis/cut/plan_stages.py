@@ -11,7 +11,7 @@ from parallax.base.errors import PlanError
 from parallax.graph.batches import first_batches, full_length
 from parallax.graph.cut.graph_to_cut import size_bytes
 from parallax.graph.spec import GradientSource, GraphSpec, VariableSpec
-from parallax.graph.view import EXAMPLES, GraphView, split_tensor
+from parallax.graph.view import EXAMPLES, GraphView, node_of
 from parallax.plans.model_stages import StageCut, StagePlan, WorkerGrid
 from parallax.plans.plan import ALLGATHER, ALLREDUCE, ALLTOALL, NO_ROUTE, Layout, Plan, PlanConstraints
 from parallax.settings.config import AUTO, Config
@@ -38,8 +38,8 @@ def layout_of_replicas(layout: Layout, stages: int, is_by_stage: bool = False) -
     workers = layout.num_workers
     if workers % stages:
         raise PlanError(
-            f"The workers must be replicas of the model, each of as many as it has stages: {workers} workers were "
-            f"given, and {stages} stages. Make the workers a multiple of the stages."
+            f"The number of workers must be a multiple of the number of stages: {workers} workers were given, and "
+            f"{stages} stages. Change either."
         )
     if stages == 1:
         return layout
@@ -170,7 +170,7 @@ def _stages_of(
         sent = [0] * cut.count
         for m in messages:
             sent[m.target] += size_bytes(found.view, m.tensor) if m.source == stage else 0
-        begins = [m.tensor for m in messages if m.target == stage and split_tensor(m.tensor)[0] in forward]
+        begins = [m.tensor for m in messages if m.target == stage and node_of(m.tensor) in forward]
         stages.append(
             StagePlan(
                 ends=ends[stage] if stage < len(ends) else (),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from parallax.analysis.cut.forward_pass import VARIABLES
 from parallax.graph.cut.graph_to_cut import size_bytes
 from parallax.graph.step_memory import BufferSizes, StepMemory
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.plans.memory import BATCH
 
 _LASTING = (*VARIABLES, "ReadVariableOp", "Const")
@@ -61,7 +61,7 @@ class _ActivationSizes(BufferSizes):
 
     def of(self, tensor: str) -> tuple[str, float]:
         """The kind and bytes of a tensor."""
-        is_lasting = self._view.op(split_tensor(tensor)[0]) in _LASTING
+        is_lasting = self._view.op(node_of(tensor)) in _LASTING
         is_counted = not is_lasting and (self._is_open(tensor) or not self._has_open)
         return BATCH, float(size_bytes(self._view, tensor)) if is_counted else 0.0
 

@@ -21,7 +21,7 @@ from parallax.graph.cut.messages import StageMessage, find_messages
 from parallax.graph.cut.places import complete_places
 from parallax.graph.cut.replicated_nodes import find_everywhere
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.plans.model_stages import StageCut
 
 _THERE_AND_BACK = 2.0
@@ -98,8 +98,8 @@ class GraphCut:
         members = self.forward.members
         if count > len(members):
             raise PlanError(
-                f"A stage must have an op of the forward pass: it has {len(members)} that can be parted, and {count} "
-                "stages were asked for. Ask for fewer."
+                "Every stage needs an op of the forward pass, which can be split into at most "
+                f"{len(members)} stages, but {count} were requested. Request fewer."
             )
         crossing = [rates.byte_s * rates.examples * one for one in self._crossing_bytes()]
         at = cut_evenly(self.member_seconds(rates), crossing, count)
@@ -146,8 +146,8 @@ class GraphCut:
             here = self.forward.find_ancestors(numbers)
             if not last <= here or numbers <= before:
                 raise PlanError(
-                    f"Cuts must be in the order of the forward pass, each computed of the one before: {name!r} is not "
-                    f"computed of {ends[place - 1]!r}. Put them in order, or leave one out."
+                    f"Cuts must be in the order of the forward pass, but {name!r} does not depend on "
+                    f"{ends[place - 1]!r}. Put them in order, or leave one out."
                 )
             before, last = before | here, numbers
             checked.append(nodes)
@@ -164,8 +164,8 @@ class GraphCut:
             PlanError: there are none.
         """
         number_by_node, layers = self.forward.number_members(), nodes_of_layers(self.view)
-        if _node(name) in number_by_node:
-            return (_node(name),)
+        if node_of(name) in number_by_node:
+            return (node_of(name),)
         ops = tuple(node for node in layers.get(name, ()) if node in number_by_node)
         if ops:
             return ops
@@ -246,7 +246,7 @@ class GraphCut:
 
     def _find_gradient_ancestors(self) -> set[str]:
         """The nodes on which gradients depend."""
-        return self.view.ancestors({_node(tensor) for source in self.sources for tensor in source.tensors})
+        return self.view.ancestors({node_of(tensor) for source in self.sources for tensor in source.tensors})
 
     def list_messages(self, cut: StageCut) -> tuple[StageMessage, ...]:
         """The messages between stages for each micro-batch, as far as the user's graph determines them."""
@@ -267,14 +267,14 @@ def graph_cut(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> G
         PlanError: it does not say what is differentiated.
     """
     view = captured.view
-    losses = {_node(tensor) for record in captured.records for tensor in record.of} & view.nodes.keys()
+    losses = {node_of(tensor) for record in captured.records for tensor in record.of} & view.nodes.keys()
     if not losses:
         raise PlanError(
             "Stages are cut between a batch and its loss, and which op the loss is was not recorded. Import parallax "
             "before tf.gradients is called, or leave stages out."
         )
     autodiff = frozenset[str]().union(*(record.ops for record in captured.records))
-    ends = losses | {_node(tensor) for source in sources for tensor in source.tensors}
+    ends = losses | {node_of(tensor) for source in sources for tensor in source.tensors}
     everywhere = find_everywhere(view)
     every = find_forward_pass(view, ends, autodiff, everywhere)
     forward = find_main_part(every, losses, estimate_costs(view, every))
@@ -285,7 +285,3 @@ def graph_cut(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> G
 def estimate_costs(view: GraphView, forward: ForwardPass) -> list[float]:
     """Operations of each member of a forward pass."""
     return [sum(estimate_cost(view, node) for node in nodes) for nodes in forward.members]
-
-
-def _node(name: str) -> str:
-    return split_tensor(name)[0] if ":" in name else name

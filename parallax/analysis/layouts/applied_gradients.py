@@ -10,7 +10,7 @@ from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.base.errors import GraphError
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import Edge, GraphView, node_of
 from parallax.plans.layouts import Concatenated, Distinct, Layout, Pieces, Sharded
 
 _ADD_TO_VARIABLES = ("AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSubVariableOp")
@@ -60,7 +60,7 @@ def _count_once(program: VisitedGraph, step: StepWalk, node: str) -> list[Edge]:
     if view.op(node) in _ADD_TO_VARIABLES:
         step.added_once[view.inputs(node)[1]].append(Edge(node, 1))
         return [Edge(node, slot) for slot in slots]
-    added = split_tensor(view.source(view.inputs(node)[1]))[0]
+    added = node_of(view.source(view.inputs(node)[1]))
     inputs = view.inputs(added) if view.op(added) in ADDS else ()
     of_metric = [variable_of_tensor(view, variables, tensor) in metrics for tensor in inputs]
     if sorted(of_metric) != [False, True]:
@@ -86,7 +86,7 @@ def find_pieces(view: GraphView, source: GradientSource) -> list[str]:
     """The rows and the row numbers of a sparse gradient, where both are concatenated from equally many pieces."""
     if source.indices is None:
         return []
-    nodes = [split_tensor(tensor)[0] for tensor in source.tensors]
+    nodes = [node_of(tensor) for tensor in source.tensors]
     counts = [len(view.inputs(node)) if view.op(node) == "ConcatV2" else 0 for node in nodes]
     return [source.values, source.indices] if counts[0] == counts[1] > 0 else []
 
@@ -98,7 +98,7 @@ def find_pairs(view: GraphView, source: GradientSource) -> list[tuple[str, str]]
     pieces = find_pieces(view, source)
     if not pieces:
         return [(source.values, source.indices)]
-    rows, numbers = (view.inputs(split_tensor(tensor)[0])[:-1] for tensor in pieces)
+    rows, numbers = (view.inputs(node_of(tensor))[:-1] for tensor in pieces)
     return list(zip(rows, numbers, strict=True))
 
 
@@ -106,7 +106,7 @@ def _finish_rows(view: GraphView, step: StepWalk, source: GradientSource, indice
     """Makes each piece of a sparse gradient a part of a sum: rows sharded as their numbers are, or partial rows."""
     pairs = find_pairs(view, source)
     if pairs[0] != (source.values, indices):
-        nodes = [split_tensor(tensor)[0] for tensor in (source.values, indices)]
+        nodes = [node_of(tensor) for tensor in (source.values, indices)]
         for slot, pair in enumerate(pairs):
             _finish_piece(step, pair, ([Edge(nodes[0], slot)], [Edge(nodes[1], slot)]))
         return

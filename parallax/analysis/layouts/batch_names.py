@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length, marked_nodes, sparse_feeds
 from parallax.graph.lengths import Length
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import Edge, GraphView, node_of
 from parallax.plans.layouts import Change, Concatenated, ExampleNumbers, Layout, LayoutRewrites, ScaledMean, Sharded
 from parallax.plans.rewrites import Collect, Push, Rewrites
 from parallax.plans.uneven_batches import UnevenBatch
@@ -57,9 +57,9 @@ class _BatchNames:
 
     def at(self, node: str, batch: str) -> str:
         """The name of a batch, by those of its sources from which a node is computed."""
-        step = batch_of(self._view.nodes[_node(batch)])
+        step = batch_of(self._view.nodes[node_of(batch)])
         sources = [one for one in self._sources.get(node, frozenset()) if batch_of(self._view.nodes[one]) == step] or [
-            _node(batch)
+            node_of(batch)
         ]
         sources.sort(key=lambda source: self._rank[source])
         tensors = [tensor for source in sources for tensor in batch_tensors(self._view, source)]
@@ -70,7 +70,7 @@ class _BatchNames:
 
     def of_tensor(self, tensor: str, batch: str) -> str:
         """The name of the batch from which a tensor is computed, if any."""
-        return self.at(_node(tensor), batch) if batch else ""
+        return self.at(node_of(tensor), batch) if batch else ""
 
     def of_rows(self, one: Push | Collect) -> str:
         """The name of the batch from which rows are computed."""
@@ -90,16 +90,17 @@ class _BatchNames:
             shapes=tuple(replace(one, batch=self.at(one.edge.node, one.batch)) for one in layouts.shapes),
             reported=tuple(replace(one, batch=self.of_tensor(one.tensor, one.batch)) for one in layouts.reported),
             sharded={
-                tensor: self._of_sharded(_node(tensor), layout)
+                tensor: self._of_sharded(node_of(tensor), layout)
                 for tensor, layout in layouts.sharded.items()
                 if _is_measured(self._view, tensor) or not layout.part.is_even
             },
             concatenated={
-                tensor: self._of_concatenated(_node(tensor), layout) for tensor, layout in layouts.concatenated.items()
+                tensor: self._of_concatenated(node_of(tensor), layout)
+                for tensor, layout in layouts.concatenated.items()
             },
-            fed=tuple(replace(one, batch=self.at(_node(one.tensor), one.batch)) for one in layouts.fed),
+            fed=tuple(replace(one, batch=self.at(node_of(one.tensor), one.batch)) for one in layouts.fed),
             known_lengths={
-                tensor: self._rename_lengths(_node(tensor), value) for tensor, value in layouts.known_lengths.items()
+                tensor: self._rename_lengths(node_of(tensor), value) for tensor, value in layouts.known_lengths.items()
             },
         )
 
@@ -119,7 +120,7 @@ class _BatchNames:
         return replace(mean, batch=self.at(mean.node, mean.batch), dealt=dealt)
 
     def _of_change(self, change: Change) -> list[Change]:
-        node = _node(change.tensor)
+        node = node_of(change.tensor)
         before = self._of_layout(node, change.before)
         batch = self.of_tensor(change.tensor, change.batch)
         by_after: dict[Layout, list[Edge]] = {}
@@ -153,7 +154,7 @@ def _find_sources(view: GraphView) -> dict[str, frozenset[str]]:
     sources_by_node: dict[str, frozenset[str]] = {node: frozenset((node,)) for node in sources}
     for node in view.topological_order():
         if node not in sources_by_node:
-            input_sources = {sources_by_node[one] for one in map(_node, view.inputs(node)) if one in sources_by_node}
+            input_sources = {sources_by_node[one] for one in map(node_of, view.inputs(node)) if one in sources_by_node}
             if input_sources:
                 sources_by_node[node] = (
                     next(iter(input_sources)) if len(input_sources) == 1 else frozenset().union(*input_sources)
@@ -163,7 +164,3 @@ def _find_sources(view: GraphView) -> dict[str, frozenset[str]]:
 
 def _is_measured(view: GraphView, tensor: str) -> bool:
     return any(view.op(edge.node) in ("Shape", "ShapeN", "Size") for edge in view.consumers(tensor))
-
-
-def _node(tensor: str) -> str:
-    return split_tensor(tensor)[0]

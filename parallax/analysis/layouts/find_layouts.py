@@ -31,7 +31,7 @@ from parallax.graph.control_flow import branches_of, units_of
 from parallax.graph.grown_rows import find_grown_rows
 from parallax.graph.lengths import Length
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import Edge, GraphView, node_of
 from parallax.plans.layouts import (
     Change,
     Concatenated,
@@ -84,7 +84,7 @@ def find_applied_gradients(view: GraphView, sources: tuple[GradientSource, ...])
         view: the graph.
         sources: where autodiff delivers gradients.
     """
-    delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
+    delivered = [node_of(t) for s in sources for t in s.tensors]
     before, last = view.computed_of(delivered), []
     for source in sources:
         outside = tuple(node for node in source.outside if node not in before)
@@ -199,7 +199,7 @@ def _find_fixed_length(fact: Fact, layout: Layout) -> int | None:
 
 def _find_loop_lengths(program: VisitedGraph, step: StepWalk, tensor: str) -> Length | tuple[Length, ...] | None:
     """Lengths that a loop iteration may read from another one; None where they do not follow from batches."""
-    fact, branches = step.facts[tensor], branches_of(program.view)[split_tensor(tensor)[0]]
+    fact, branches = step.facts[tensor], branches_of(program.view)[node_of(tensor)]
     if not fact.is_lengths or not any(branch.is_loop for branch in branches) or not step.is_of_batches(fact):
         return None
     value = fact.value
@@ -209,9 +209,7 @@ def _find_loop_lengths(program: VisitedGraph, step: StepWalk, tensor: str) -> Le
 def _make_layouts(program: VisitedGraph, step: StepWalk, partial_results: Sequence[str]) -> Layouts:
     place = {node: number for number, node in enumerate(program.order)}
     # Tensors reduced where they are computed come first: their other readers read the reduced tensor in their layouts.
-    keys = sorted(
-        step.changes, key=lambda key: (place[split_tensor(key[0])[0]], key[1] != REPLICATED, key[0], str(key[1]))
-    )
+    keys = sorted(step.changes, key=lambda key: (place[node_of(key[0])], key[1] != REPLICATED, key[0], str(key[1])))
     batches, changes = batch_by_node(program.view), []
     for tensor, layout in keys:
         if not step.changes[tensor, layout]:
@@ -220,10 +218,10 @@ def _make_layouts(program: VisitedGraph, step: StepWalk, partial_results: Sequen
         before = step.reduced[tensor] if is_reduced else step.facts[tensor].layout
         edges = tuple(step.changes[tensor, layout])
         is_whole = is_reduced and program.steps is None
-        changes.append(Change(tensor, before, layout, edges, is_whole, batches.get(split_tensor(tensor)[0], "")))
+        changes.append(Change(tensor, before, layout, edges, is_whole, batches.get(node_of(tensor), "")))
     changes += [Change(tensor, REPLICATED, COUNTED, tuple(edges)) for tensor, edges in step.added_once.items()]
     for tensor in partial_results:
-        batch = batches.get(split_tensor(tensor)[0], "")
+        batch = batches.get(node_of(tensor), "")
         changes.append(Change(tensor, step.facts[tensor].layout, REPLICATED, (), True, batch))
     sums: list[ReportedSum] = []
     whole_results: list[str] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from parallax.graph.batches import find_report_kind, fixed_length, full_length, marked_nodes
 from parallax.graph.ops import state_op
-from parallax.graph.view import EXAMPLES, GraphView, split_tensor
+from parallax.graph.view import EXAMPLES, GraphView, node_of
 from parallax.plans.layouts import Change, ExampleNumbers, LayoutRewrites, RowEnds, Sharded
 
 
@@ -46,7 +46,7 @@ def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None 
             batch = change.before.part.batch if isinstance(change.before, Sharded) else change.before.rows
             if batch not in examples:
                 examples[batch] = _find_examples(view, batch.split(",")[0], workers)
-            node = change.edges[0].node if change.edges else split_tensor(change.tensor)[0]
+            node = change.edges[0].node if change.edges else node_of(change.tensor)
             gathered.setdefault(change.tensor, GatheredTensor(node, change.tensor, _find_size(view, change, examples)))
     return tuple(gathered.values())
 
@@ -64,7 +64,7 @@ def _find_run(view: GraphView) -> set[str]:
 
 def _find_examples(view: GraphView, batch: str, workers: int | None) -> int | None:
     """The usual length of the global batch."""
-    node = view.nodes[split_tensor(batch)[0]]
+    node = view.nodes[node_of(batch)]
     if full_length(node):
         return full_length(node)
     local_length = fixed_length(node) or (int(node.attr[EXAMPLES].i) if EXAMPLES in node.attr else 0)

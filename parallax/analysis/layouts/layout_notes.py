@@ -11,7 +11,7 @@ from parallax.base.errors import PlanError
 from parallax.graph.batches import find_report_kind
 from parallax.graph.local_statistics import is_statistic
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.plans.layouts import ExampleNumbers, LayoutRewrites, Partial, Sharded
 from parallax.plans.rewrites import Rewrites
 from parallax.report.text import bytes_text, pluralize
@@ -27,7 +27,7 @@ def note_layouts(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
 def _note_statistics(view: GraphView, layouts: LayoutRewrites) -> tuple[str, ...]:
     """The cost of the statistics of normalizations, and the setting that avoids it."""
     found = [one for one in layouts.changes if one.after == REPLICATED]
-    reduced = {one.tensor for one in found if is_statistic(view.nodes[split_tensor(one.tensor)[0]])}
+    reduced = {one.tensor for one in found if is_statistic(view.nodes[node_of(one.tensor)])}
     sizes = [view.shape(tensor) for tensor in reduced]
     elements = sum(math.prod(length or 1 for length in shape) for shape in sizes if shape is not None)
     if not elements:
@@ -58,8 +58,8 @@ def note_values_by_batch(view: GraphView, rewrites: Rewrites, sources: Sequence[
     steps, cut = rewrites.terms.accumulate_steps, rewrites.micro_batches
     one_by_one = f"each of a step's {steps} micro-batches" if cut else f"each of an update's {steps} batches"
     one_by_one = f"{one_by_one} by itself, where a single process would take all of them together"
-    gradient_nodes = {split_tensor(t)[0] for one in sources for t in one.tensors}
-    gradient_nodes.update(split_tensor(result.tensor)[0] for one in cut for result in one.results)
+    gradient_nodes = {node_of(t) for one in sources for t in one.tensors}
+    gradient_nodes.update(node_of(result.tensor) for one in cut for result in one.results)
     before, found = view.ancestors(gradient_nodes), dict.fromkeys(node for one in cut for node in one.uneven)
     found.update(dict.fromkeys(one.node for one in rewrites.padded if one.node in before))  # up to the longest row
     for change in (change for one in rewrites.layouts for change in one.changes):

@@ -20,7 +20,7 @@ from parallax.graph.batches import (
 )
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import Edge, GraphView, node_of
 
 NO_ARRAYS = (20, 21)  # types.proto: resource, variant
 
@@ -123,7 +123,7 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     stateful = [node for node in view.nodes if state_op(view.op(node), len(view.inputs(node)))]
     outside = graph.initial | (view.ancestors(batches) - batches.keys())  # the producers of batch elements
     reached = view.descendants((node for node in (*batches, *stateful) if node not in outside), after)
-    delivered = [split_tensor(t)[0] for s in sources for t in s.tensors]
+    delivered = [node_of(t) for s in sources for t in s.tensors]
     reached = {node for node in reached if node not in graph.initial and graph.is_of_step(node)}
     reported = [node for node in marked_nodes(view) if find_report_kind(view.nodes[node]) and graph.is_of_step(node)]
     needed_nodes = _find_needed(view, [*delivered, *reached, *reported], batches) - after
@@ -151,10 +151,6 @@ def _find_needed(view: GraphView, nodes: Sequence[str], batches: Mapping[str, st
                 needed_nodes.add(needed)
                 waiting.append(needed)
     return needed_nodes
-
-
-def _node_of(tensor: str) -> str:
-    return split_tensor(tensor)[0]
 
 
 def after_gradients(view: GraphView, sources: tuple[GradientSource, ...]) -> set[str]:

@@ -15,7 +15,7 @@ from parallax.cluster.profiles import TableProfile
 from parallax.graph.control_flow import branches_of
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GraphSpec, Part, VariableClass, VariableSpec
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _find_id_tensors(captured: CapturedGraph, variable: VariableSpec) -> list[Id
     seen = {one.part.op for one in id_tensors}
     for source in variable.gradients:
         if source.indices is not None and source.part not in seen:
-            id_tensors.append(IdTensor(split_tensor(source.indices)[0], source.indices, parts[source.part]))
+            id_tensors.append(IdTensor(node_of(source.indices), source.indices, parts[source.part]))
     return id_tensors
 
 
@@ -142,7 +142,7 @@ def find_fetchable_tables(
     branches, reasons = branches_of(captured.view), {}
     for table in tables:
         for one in table.tensors:
-            if branches[split_tensor(one.tensor)[0]]:
+            if branches[node_of(one.tensor)]:
                 reasons[table.name] = f"its lookup {one.lookup} is inside a loop or conditional"
     return tuple(table for table in tables if table.name not in reasons), reasons
 
@@ -158,7 +158,7 @@ def explain_trained_ids(captured: CapturedGraph, spec: GraphSpec, table: TableId
     """
     view = captured.view
     tensors = [one.tensor for one in table.tensors if one.tensor not in fed]
-    path = view.ancestors({split_tensor(tensor)[0] for tensor in tensors}, fed)
+    path = view.ancestors({node_of(tensor) for tensor in tensors}, fed)
     written = _list_trained_variables(spec)
     for node in view.topological_order():
         if node not in path:

@@ -13,7 +13,7 @@ from parallax.analysis.propagation.walk import Walk
 from parallax.base.errors import GraphError
 from parallax.graph.batches import batch_by_node
 from parallax.graph.ops import state_op
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, node_of
 
 
 def check_kept(walk: Walk) -> None:
@@ -37,7 +37,7 @@ def check_kept(walk: Walk) -> None:
     after = after_gradients(view, walk.facts.sources) & walk.facts.training
     for node in sorted(after):
         for slot, tensor in enumerate(view.inputs(node)):
-            before = split_tensor(tensor)[0]
+            before = node_of(tensor)
             if before in batches and before not in after and Edge(node, slot) not in delivered:
                 raise GraphError(
                     f"With accumulate_steps, an update must not depend on {tensor!r}, which is computed from a single "

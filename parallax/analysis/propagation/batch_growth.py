@@ -24,7 +24,7 @@ from parallax.analysis.reading.batches.batch_degrees import (
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.graph.batches import are_elements, batch_by_node
 from parallax.graph.lengths import Length
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.plans.layouts import DISTINCT, UNEVEN
 
 _NOT_YET = -math.inf
@@ -55,7 +55,7 @@ class BatchGrowth:
 
     def is_of_batch(self, tensor: str) -> bool:
         """Whether a tensor depends on a batch."""
-        return split_tensor(tensor)[0] in self._batches
+        return node_of(tensor) in self._batches
 
     def find_degree(self, tensor: str) -> _Degree:
         """The power of the batch's length by which a tensor grows."""
@@ -89,12 +89,12 @@ class BatchGrowth:
 
     def is_of_elements(self, batch: str) -> bool:
         """Whether a batch's number of entries differs from that of its examples."""
-        return batch in self._symbols and are_elements(self._view.nodes[split_tensor(batch)[0]])
+        return batch in self._symbols and are_elements(self._view.nodes[node_of(batch)])
 
     def find_cause(self, tensor: str) -> str:
         """The first node before a tensor of unknown degree that causes it; empty where there is none."""
         view = self._view
-        before = view.computed_of([split_tensor(tensor)[0]])
+        before = view.computed_of([node_of(tensor)])
         for node in view.topological_order():
             if node in before and node in self._batches and not self.is_of_autodiff(node):
                 batch_inputs = [one for one in view.inputs(node) if self.is_of_batch(one)]

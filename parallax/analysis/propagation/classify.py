@@ -31,7 +31,7 @@ from parallax.graph.batches import length_by_step
 from parallax.graph.garbage import without_collections
 from parallax.graph.ops import ELEMENTWISE, state_op
 from parallax.graph.spec import OPEN_SHAPE, GradientSource, GraphSpec, Slot, VariableClass, VariableSpec, model_key
-from parallax.graph.view import EXAMPLES, GraphView, split_tensor
+from parallax.graph.view import EXAMPLES, GraphView, node_of
 from parallax.plans.rewrites import Rewrites, TrainingMode
 from parallax.report.text import list_first
 
@@ -318,7 +318,7 @@ def _measure_ids(case: _Case, tensor: str) -> tuple[str, int | None]:
     """(the origin of the ids, the maximum number of them)."""
     view = case.captured.view
     while True:
-        shape, node = case.captured.planned_shape(tensor), split_tensor(tensor)[0]
+        shape, node = case.captured.planned_shape(tensor), node_of(tensor)
         if shape and shape[0] is None and (examples := _find_examples(view, tensor)):
             shape = (examples, *shape[1:])
         if shape is not None and None not in shape:
@@ -337,7 +337,7 @@ def _measure_ids(case: _Case, tensor: str) -> tuple[str, int | None]:
 def _find_examples(view: GraphView, tensor: str) -> int:
     """The number of a worker's examples along the first axis of a tensor of a marked batch; 0 if unknown."""
     while True:
-        node = view.nodes[split_tensor(tensor)[0]]
+        node = view.nodes[node_of(tensor)]
         if EXAMPLES in node.attr:
             return int(node.attr[EXAMPLES].i)
         if node.op == "StridedSlice":

@@ -19,7 +19,7 @@ from parallax.analysis.propagation.states import AtOwners, Rows
 from parallax.analysis.propagation.walk import Merge, Walk
 from parallax.base.errors import GraphError
 from parallax.graph.batches import batch_by_node, is_of_script
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.plans.rewrites import (
     Broadcast,
     Collect,
@@ -166,11 +166,11 @@ def _list_gathers(walk: Walk) -> Iterator[GatherRows]:
     """The rows that are read in full, and tensors computed from a table that may be fetched."""
     gather_by_tensor = dict(walk.gathers)
     for tensor, state in walk.states.items():
-        node = split_tensor(tensor)[0]
+        node = node_of(tensor)
         if isinstance(state, Rows) and node not in walk.facts.training and node not in walk.facts.initial:
             gather_by_tensor.setdefault(tensor, (state.table, []))
     for tensor, (table, edges) in gather_by_tensor.items():
-        if edges or not _is_update_read(walk, split_tensor(tensor)[0]):
+        if edges or not _is_update_read(walk, node_of(tensor)):
             yield GatherRows(tensor, tuple(edges), table)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from parallax.graph.ops import ELEMENTWISE
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of, split_tensor
 
 _KEEPS_IDS = (
     *("Identity", "Reshape", "Cast", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient", "Snapshot"),
@@ -63,7 +63,7 @@ class DistinctIds:
 
     def any_before(self, tensor: str) -> str:
         """An op that deduplicates ids of the batch and from which a tensor is computed; empty where there is none."""
-        needed = self._view.ancestors([split_tensor(tensor)[0]])
+        needed = self._view.ancestors([node_of(tensor)])
         found = (n for n in needed if self._view.op(n) in _UNIQUE and not self._is_equal(f"{n}:0"))
         return min(found, default="")
 
@@ -91,34 +91,34 @@ class DistinctIds:
         if self._distinct(values):
             return self._distinct(values)
         values, parts = self._before_reshape(values), self._before_reshape(parts)
-        view, value, part = self._view, split_tensor(values)[0], split_tensor(parts)[0]
+        view, value, part = self._view, node_of(values), node_of(parts)
         if view.op(value) == "FloorDiv" and view.op(part) == "FloorMod":
             return self._distinct(view.inputs(value)[0]) if self._same(view.inputs(value), view.inputs(part)) else ""
         if view.op(value) not in ("Select", "SelectV2") or view.op(part) != "Maximum":
             return ""
         condition, below, above = view.inputs(value)
         first, second = view.inputs(part)
-        less = split_tensor(condition)[0]
+        less = node_of(condition)
         if view.op(less) != "Less" or not self._same((view.inputs(less)[0],), (parts,)):
             return ""
         pairs = ((below, first), (above, second))
         if not all(self._divides(rest, quotient) for rest, quotient in pairs):
             return ""
-        x, more = view.inputs(split_tensor(below)[0])
-        shifted, rows = view.inputs(split_tensor(above)[0])
-        less_e = split_tensor(shifted)[0]
+        x, more = view.inputs(node_of(below))
+        shifted, rows = view.inputs(node_of(above))
+        less_e = node_of(shifted)
         shifts = view.op(less_e) == "Sub" and self._same((x, view.inputs(less)[1]), view.inputs(less_e))
         return self._distinct(x) if shifts and self._is_one_more(more, rows) else ""
 
     def _divides(self, rest: str, quotient: str) -> bool:
         """Whether two tensors are remainder and quotient of one division."""
-        a, b = split_tensor(rest)[0], split_tensor(quotient)[0]
+        a, b = node_of(rest), node_of(quotient)
         return (self._view.op(a), self._view.op(b)) == ("FloorMod", "FloorDiv") and self._same(
             self._view.inputs(a), self._view.inputs(b)
         )
 
     def _is_one_more(self, more: str, rows: str) -> bool:
-        node = split_tensor(more)[0]
+        node = node_of(more)
         if self._view.op(node) not in ("AddV2", "Add"):
             a, b = self._view.constant(more), self._view.constant(rows)
             return a is not None and b is not None and int(a) == int(b) + 1
@@ -147,7 +147,7 @@ class DistinctIds:
         """The only tensor that differs between workers among those from which a tensor is computed elementwise."""
         while True:
             tensor = self._before_reshape(tensor)
-            node = split_tensor(tensor)[0]
+            node = node_of(tensor)
             inputs = self._view.inputs(node)
             scalars = all(self._is_scalar(t) for t in inputs if self._is_equal(t))
             if self._view.op(node) not in ELEMENTWISE or not scalars:

@@ -23,7 +23,7 @@ from parallax.analysis.reading.lowering.function_bodies import is_stateful
 from parallax.base.errors import GraphError
 from parallax.graph.batches import batch_by_node
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import Edge, GraphView, node_of, split_tensor
 from parallax.plans.gradient_rows import AccumulateGradient, Dealt, GradientPiece, SharedRows
 from parallax.plans.rewrites import Scale
 
@@ -39,7 +39,7 @@ PieceKinds = Mapping[str, tuple[GradientPiece, ...]]
 
 def find_concatenated(view: GraphView, tensor: str) -> list[str]:
     """The tensors of which a tensor is concatenated along its rows; empty when it was not."""
-    node = split_tensor(tensor)[0]
+    node = node_of(tensor)
     inputs = list(view.inputs(node))
     pieces, axis = {"ConcatV2": (inputs[:-1], inputs[-1:]), "Concat": (inputs[1:], inputs[:1])}.get(
         view.op(node), ([], [])
@@ -81,7 +81,7 @@ def _find_pieces(look: _PieceRules, source: GradientSource) -> list[GradientPiec
         parts = find_concatenated(walk.view, tensor)
         if walk.facts.layouts is not None and walk.states[row_numbers] == SAME != walk.states[tensor]:
             pieces.append(_classify_equal_ids(look, row_numbers))  # all workers have gathered them
-        elif parts and (walk.states[tensor] != SAME or split_tensor(tensor)[0] not in look.forward):
+        elif parts and (walk.states[tensor] != SAME or node_of(tensor) not in look.forward):
             waiting = [*parts, *waiting]
         elif walk.states[tensor] == SAME:
             pieces.append(_classify_equal_ids(look, tensor))
@@ -111,8 +111,8 @@ def _classify_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
     Those that were dealt out to a part of a table can be counted, for both kinds.
     """
     view, chosen = look.walk.view, ids
-    while view.op(split_tensor(chosen)[0]) in _CHOOSES:
-        chosen = look.unique.source(view.inputs(split_tensor(chosen)[0])[0])
+    while view.op(node_of(chosen)) in _CHOOSES:
+        chosen = look.unique.source(view.inputs(node_of(chosen))[0])
     behind = find_concatenated(view, chosen)
     equal = {t: _classify_equal_ids(look, t) for t in behind if look.walk.states[t] == SAME}
     if len(equal) in (0, len(behind)) or all(piece.kind == "joined" for piece in equal.values()):
@@ -122,7 +122,7 @@ def _classify_several_kinds(look: _PieceRules, ids: str) -> list[GradientPiece]:
     numbers = view.inputs(node)[1] if view.op(node) == "DynamicPartition" else ""
     sources = {look.unique.source(t) for t in view.inputs(node)[:2]} if numbers else set()
     if sources != {chosen} or any(piece.kind not in ("shared", "joined") for piece in pieces):
-        return [GradientPiece(ids, "unknown", split_tensor(chosen)[0])]
+        return [GradientPiece(ids, "unknown", node_of(chosen))]
     return [replace(piece, dealt=Dealt(numbers, part, tuple(behind[:place]))) for place, piece in enumerate(pieces)]
 
 
@@ -202,7 +202,7 @@ def list_accumulated_gradients(walk: Walk) -> tuple[AccumulateGradient, ...]:
         pieces = walk.assumptions.kinds.get(source.values, ())
         constant = tuple(piece.kind == "shared" and _is_constant(walk.view, piece.ids) for piece in pieces)
         indices = source.indices or ""
-        batch = batches.get(split_tensor(source.values)[0], "") if layouts is not None else ""
+        batch = batches.get(node_of(source.values), "") if layouts is not None else ""
         is_counted = layouts is not None and layouts.leaves_counted(source.values)
         accumulated[source.values] = AccumulateGradient(
             source.values, tuple(value_edges), indices, tuple(index_edges), pieces, constant, batch, is_counted
@@ -216,8 +216,8 @@ def _check_order(view: GraphView, keeps: tuple[AccumulateGradient, ...]) -> None
     """Requires that every batch has its gradients before the first update."""
     takers = {e.node: keep.values for keep in keeps for e in (*keep.value_edges, *keep.index_edges)}
     after = view.descendants(takers, waits=True)
-    for keep in (one for one in keeps if split_tensor(one.values)[0] in after):
-        early = view.ancestors([split_tensor(keep.values)[0]]) & takers.keys()
+    for keep in (one for one in keeps if node_of(one.values) in after):
+        early = view.ancestors([node_of(keep.values)]) & takers.keys()
         if early:
             node = min(early)
             raise GraphError(
@@ -229,7 +229,7 @@ def _check_order(view: GraphView, keeps: tuple[AccumulateGradient, ...]) -> None
 
 def _is_constant(view: GraphView, tensor: str) -> bool:
     """Whether a tensor depends on nothing that changes from run to run."""
-    nodes = view.ancestors([split_tensor(tensor)[0]])
+    nodes = view.ancestors([node_of(tensor)])
     return not any(view.op(node).startswith("Placeholder") or is_stateful(view.op(node)) for node in nodes)
 
 

@@ -28,7 +28,7 @@ from parallax.graph.control_flow import branches_of
 from parallax.graph.garbage import without_collections
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.plans.rewrites import Placement, Rewrites, Table, TrainingMode
 
 
@@ -105,7 +105,7 @@ def _begin(
     updates = gradient_updates(captured, applied)
     initializers = {v.initializer for v in captured.variables.values() if v.initializer}
     training = view.ancestors(updates - initializers)
-    delivered = [split_tensor(t)[0] for s in applied for t in s.tensors]
+    delivered = [node_of(t) for s in applied for t in s.tensors]
     dense_sources: dict[str, list[GradientSource]] = {}
     for source in sources:
         if source.indices is None:

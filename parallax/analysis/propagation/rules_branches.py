@@ -13,7 +13,7 @@ from __future__ import annotations
 from parallax.analysis.propagation.states import SAME, Handle, Plain, Rows, State
 from parallax.analysis.propagation.walk import NoRule, Walk, read_value, server_table
 from parallax.graph.control_flow import Branch, is_loop_merge, predicate_of
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, node_of
 
 _RESOURCE = 20  # types.proto
 
@@ -44,7 +44,7 @@ def passed_on(walk: Walk, node: str, states: list[State]) -> bool:
 
 def _is_variable(walk: Walk, tensor: str) -> bool:
     """Whether a tensor is a handle or a reference, and not a value."""
-    node = split_tensor(tensor)[0]
+    node = node_of(tensor)
     return walk.view.op(node).startswith("Ref") or walk.view.dtype(tensor) == _RESOURCE
 
 
@@ -79,7 +79,7 @@ def merge(walk: Walk, node: str, states: list[State]) -> bool:
 def _give_alike(walk: Walk, node: str, state: State) -> bool:
     if isinstance(state, Handle) and not _is_variable(walk, f"{node}:0"):
         return False
-    taken = walk.facts.branches[split_tensor(walk.view.inputs(node)[0])[0]]
+    taken = walk.facts.branches[node_of(walk.view.inputs(node)[0])]
     if not isinstance(state, Handle) and not walk.agrees(taken):
         return False
     walk.states[f"{node}:0"] = state

@@ -24,7 +24,7 @@ from parallax.analysis.propagation.states import (
     Values,
 )
 from parallax.analysis.propagation.walk import Walk, part_of, read_value, sum_of_parts
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, node_of
 from parallax.plans.gradient_rows import EqualRows
 from parallax.plans.rewrites import WholeShape
 
@@ -66,7 +66,7 @@ def elementwise(walk: Walk, node: str, states: list[State]) -> bool:
 def _rows_alike(walk: Walk, node: str, slot: int) -> bool:
     """Whether an operand is a constant with equal rows, as from ones_like; it then fits any rows."""
     tensor = walk.view.inputs(node)[slot]
-    if walk.view.op(split_tensor(tensor)[0]) == "Fill":
+    if walk.view.op(node_of(tensor)) == "Fill":
         return True
     value = walk.view.constant(tensor)
     return value is not None and value.size > 0 and bool((value == value[:1]).all())

@@ -30,7 +30,7 @@ from parallax.analysis.propagation.worker_state import check_read_by_training
 from parallax.base.errors import GraphError
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op, takes_functions, takes_state
 from parallax.graph.row_updates import UPDATES_OF_ROWS
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, node_of
 from parallax.plans.rewrites import Broadcast
 
 _RESOURCE = 20  # types.proto
@@ -122,7 +122,7 @@ def _refuse_hidden_variables(walk: Walk, node: str, state: StateOp) -> None:
     """Refuses a write to an unidentified variable: one behind an op without a rule would go unnoticed."""
     view, waiting, seen = walk.view, [walk.view.inputs(node)[slot] for slot in state.state], set[str]()
     while waiting:
-        name = split_tensor(waiting.pop())[0]
+        name = node_of(waiting.pop())
         if name in walk.facts.captured.variables:
             raise GraphError(
                 f"{view.op(node)} {node!r} must write one known variable, but it may write {name!r} or another one. "
@@ -316,7 +316,7 @@ def _take_worker_0(walk: Walk, node: str, edge: Edge, variable: str) -> None:
 
 def _reads_itself(walk: Walk, node: str, variable: str) -> bool:
     """Whether a new value depends on the old one, like a moving statistic; a value fed in full does not."""
-    value = split_tensor(walk.view.inputs(node)[1])[0]
+    value = node_of(walk.view.inputs(node)[1])
     return variable in walk.view.ancestors([value])
 
 

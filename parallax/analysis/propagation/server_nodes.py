@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from parallax.analysis.propagation.states import Handle
 from parallax.analysis.propagation.walk import NoRule, Walk, server_table
 from parallax.graph.ops import state_op
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, node_of
 from parallax.plans.layouts import Partial, Sharded
 from parallax.plans.rewrites import Push, ServerNode
 
@@ -80,7 +80,7 @@ def check_reads(walk: Walk, owned: Iterable[ServerNode], pushes: Iterable[Push])
     met += _find_changes(walk)
     met += [(_find_tensor(walk, edge), edge) for push in pushes for edge in (*push.values, *push.indices)]
     at_servers = {one.node for one in nodes}
-    matters = _find_what_matters(walk, [split_tensor(tensor)[0] for tensor, _ in met], at_servers)
+    matters = _find_what_matters(walk, [node_of(tensor) for tensor, _ in met], at_servers)
     for table, writes in writes_by_table.items():
         for reader in _find_readers(walk, table):
             if reader in matters and reader not in at_servers:
@@ -96,7 +96,7 @@ def _find_changes(walk: Walk) -> list[tuple[str, Edge]]:
 def _check_reader(walk: Walk, table: str, reader: str, writes: list[str], met: list[tuple[str, Edge]]) -> None:
     """Requires that every write after a read also depends on a value that all workers computed from the read."""
     after_read = walk.view.descendants([reader], waits=True)
-    takers = [edge.node for tensor, edge in met if split_tensor(tensor)[0] in after_read]
+    takers = [edge.node for tensor, edge in met if node_of(tensor) in after_read]
     after_all = walk.view.descendants(takers, waits=True)
     for write in writes:
         if write in after_read and write not in after_all:

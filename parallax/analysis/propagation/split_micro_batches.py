@@ -20,7 +20,7 @@ from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.base.errors import GraphError
 from parallax.graph.batches import ROWS, batch_by_node, batch_of, find_report_kind, is_partial_sum, marked_nodes
 from parallax.graph.ops import state_op
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import Edge, GraphView, node_of
 from parallax.plans.gradient_rows import AccumulateGradient
 from parallax.plans.micro_batches import AddedResult, MicroBatches, WeighedEdge
 
@@ -73,8 +73,8 @@ class _MicroBatchCut:
         self, keeps: Sequence[AccumulateGradient], batch_writes: Sequence[str]
     ) -> tuple[MicroBatches, tuple[AccumulateGradient, ...]]:
         view, batches = self.view, batch_by_node(self.view)
-        trained = {batches[node] for keep in keeps if (node := split_tensor(keep.values)[0]) in batches}
-        steps = {batch_of(view.nodes[split_tensor(batch)[0]]) for batch in trained}
+        trained = {batches[node] for keep in keeps if (node := node_of(keep.values)) in batches}
+        steps = {batch_of(view.nodes[node_of(batch)]) for batch in trained}
         variables = self.walk.facts.captured.variables
         shapes = {one.values: variables[one.part].part.shape for one in self.walk.facts.sources}
         weighed = tuple(
@@ -118,7 +118,7 @@ class _MicroBatchCut:
         """The nodes from which losses, results and additions to variables are computed."""
         view, records = self.view, self.walk.facts.captured.records
         counted = [*(t for one in records for t in one.of), *(view.inputs(edge.node)[edge.slot] for edge in written)]
-        return view.computed_of([*results, *(split_tensor(tensor)[0] for tensor in counted)]) - after
+        return view.computed_of([*results, *(node_of(tensor) for tensor in counted)]) - after
 
     def _list_updates(self) -> Iterator[str]:
         """The nodes that add to a worker's part of a sum without depending on the batch: once a step."""
@@ -168,7 +168,7 @@ class _MicroBatchCut:
     def _weigh_others(self, node: str, degree: float | None) -> Iterator[WeighedEdge]:
         view = self.view
         for slot, addend in enumerate(view.inputs(node)) if degree and self.growth.is_of_batch(f"{node}:0") else ():
-            is_begin = view.op(split_tensor(addend)[0]) == "Enter"  # of a loop's sum
+            is_begin = view.op(node_of(addend)) == "Enter"  # of a loop's sum
             if view.dtype(addend) in FLOATS and not is_begin and not self.growth.is_of_batch(addend):
                 yield WeighedEdge(Edge(node, slot), degree or 0.0)
 
@@ -187,7 +187,7 @@ class _MicroBatchCut:
     def _find_later(self, batch_writes: Sequence[str], after: set[str]) -> set[str]:
         """The nodes that depend on an update, by data or control inputs."""
         view, known = self.view, self.walk.facts
-        delivered = [split_tensor(tensor)[0] for source in known.sources for tensor in source.tensors]
+        delivered = [node_of(tensor) for source in known.sources for tensor in source.tensors]
         every = known.initial | set(batch_writes) | view.ancestors(delivered)
         writes = [node for node in view.nodes if node not in every and state_op(view.op(node), len(view.inputs(node)))]
         writes = [node for node in writes if not self._is_of_part(node)]
@@ -201,7 +201,7 @@ class _MicroBatchCut:
             return None
         origin = node
         while view.op(origin) == "Identity":
-            origin = split_tensor(view.inputs(origin)[0])[0]
+            origin = node_of(view.inputs(origin)[0])
         if origin in later:
             raise GraphError(_LATER.format(what=f"the result {tensor!r}"))
         fact = self.layouts.facts[tensor]
@@ -227,9 +227,9 @@ class _MicroBatchCut:
         """Refuses a result of an update that also depends on one micro-batch."""
         view, batches = self.view, batch_by_node(self.view)
         delivered = {edge for source in self.walk.facts.sources for edge in edges_outside(view, source)}
-        for node in sorted(view.computed_of([split_tensor(tensor)[0]]) & after):
+        for node in sorted(view.computed_of([node_of(tensor)]) & after):
             for slot, tensor_read in enumerate(view.inputs(node)):
-                before = split_tensor(tensor_read)[0]
+                before = node_of(tensor_read)
                 if before in batches and before not in after and Edge(node, slot) not in delivered:
                     raise GraphError(
                         "With accumulate_steps a result must not combine the gradients of all micro-batches with a "
@@ -257,14 +257,14 @@ def _find_additions(walk: Walk, node: str) -> list[Edge] | None:
     derived_nodes = view.descendants(reads) | set(reads)
     edge = Edge(node, state.value)
     if state.kind in ("delta", "scatter"):
-        is_derived = split_tensor(view.inputs(node)[state.value])[0] in derived_nodes
+        is_derived = node_of(view.inputs(node)[state.value]) in derived_nodes
         return (
             None if is_derived or (state.kind == "scatter" and not view.op(node).endswith(("Add", "Sub"))) else [edge]
         )
     additions: list[Edge] = []
-    while (before := split_tensor(view.inputs(edge.node)[edge.slot])[0]) not in reads:
+    while (before := node_of(view.inputs(edge.node)[edge.slot])) not in reads:
         op, inputs = view.op(before), view.inputs(before)
-        old = [slot for slot, one in enumerate(inputs) if split_tensor(one)[0] in derived_nodes]
+        old = [slot for slot, one in enumerate(inputs) if node_of(one) in derived_nodes]
         is_kept = op in _PASS_ON or (op in _ADDS and not (op == "Sub" and old != [0]))
         if len(old) != 1 or not is_kept:
             return None

@@ -24,7 +24,7 @@ from parallax.graph.batches import (
     length_by_step,
     marked_nodes,
 )
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import Edge, GraphView, node_of
 from parallax.plans.rewrites import AllReduce, Collect, Push, Rewrites
 from parallax.plans.uneven_batches import UnevenBatch
 
@@ -60,14 +60,14 @@ def uneven_batches(view: GraphView) -> tuple[UnevenBatch, ...]:
     """The batches of a graph that may be of unequal length, one of a step."""
     batches, lengths, ends, uneven = batch_by_node(view), length_by_step(view), elements_of_rows(view), []
     for placeholder in dict.fromkeys(batches.values()):
-        length = lengths.get(batch_of(view.nodes[split_tensor(placeholder)[0]]))
+        length = lengths.get(batch_of(view.nodes[node_of(placeholder)]))
         edge, examples = (
             None if length is None else Edge(length, 0),
-            fixed_length(view.nodes[split_tensor(placeholder)[0]]),
+            fixed_length(view.nodes[node_of(placeholder)]),
         )
         alike, has_end = (
             () if examples else _find_equal_batches(view, placeholder),
-            split_tensor(placeholder)[0] in ends,
+            node_of(placeholder) in ends,
         )
         uneven.append(UnevenBatch(placeholder, placeholder, edge, alike, examples, has_end=has_end))
     return tuple(uneven)
@@ -82,7 +82,7 @@ def batches_of_elements(view: GraphView) -> tuple[UnevenBatch, ...]:
 
 def _find_equal_batches(view: GraphView, first: str) -> tuple[str, ...]:
     """The other batches of a script's step; its runs check that their lengths are equal."""
-    step = batch_of(view.nodes[split_tensor(first)[0]])
+    step = batch_of(view.nodes[node_of(first)])
     marked = [node for node in marked_nodes(view) if batch_of(view.nodes[node]) == step] if is_of_script(view) else []
     return tuple(tensor for node in marked for tensor in batch_tensors(view, node) if tensor != first)
 
@@ -98,7 +98,7 @@ def _name_batch(walk: Walk, one: AllReduce, batches: Mapping[str, str]) -> AllRe
 
 def _is_at_owners(walk: Walk, tensor: str) -> bool:
     """Whether a tensor is computed from rows that their owners store."""
-    states = [read_value(walk, walk.states[taken]) for taken in walk.view.inputs(split_tensor(tensor)[0])]
+    states = [read_value(walk, walk.states[taken]) for taken in walk.view.inputs(node_of(tensor))]
     return any(isinstance(s.along if isinstance(s, Extent) else s, AtOwners) for s in states)
 
 
@@ -110,4 +110,4 @@ def _name_rows(one: _Rows, batches: Mapping[str, str]) -> _Rows:
 
 def _find_batch(batches: Mapping[str, str], tensor: str) -> str:
     """The batch from which a tensor is computed; empty where there is none."""
-    return batches.get(split_tensor(tensor)[0], "")
+    return batches.get(node_of(tensor), "")

@@ -38,7 +38,7 @@ from parallax.graph.control_flow import MERGES, Branches, branches_at, is_loop_m
 from parallax.graph.ops import seed_slots, state_op
 from parallax.graph.shard import SHARD_ID, mark_of
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import NEXT_ITERATIONS, Edge, GraphView, split_tensor
+from parallax.graph.view import NEXT_ITERATIONS, Edge, GraphView, node_of
 from parallax.plans.rewrites import AllReduce, Scatter
 
 _RANDOM = re.compile(
@@ -94,7 +94,7 @@ def is_equal_draw(walk: Walk, node: str) -> bool:
     others = [walk.states.get(t) for slot, t in enumerate(view.inputs(node)) if slot not in slots]
     if any(state != SAME for state in others):
         return False
-    made_of = view.ancestors(split_tensor(view.inputs(node)[slot])[0] for slot in slots)
+    made_of = view.ancestors(node_of(view.inputs(node)[slot]) for slot in slots)
     return not any(view.op(n) in (*VARIABLES, *_PLACEHOLDERS) or is_stateful(view.op(n)) for n in made_of)
 
 
@@ -127,7 +127,7 @@ def _only_counts(captured: CapturedGraph, variable: str) -> bool:
             continue
         if edge.slot not in state.state or len(state.state) > 1:
             return False
-        values = [split_tensor(t)[0] for slot, t in enumerate(inputs) if slot not in state.state]
+        values = [node_of(t) for slot, t in enumerate(inputs) if slot not in state.state]
         if variable in view.ancestors(values):
             return False
     return True
@@ -180,9 +180,9 @@ def _check_added_once(walk: Walk, node: str, layouts: Layouts) -> None:
 
 def _is_fed(view: GraphView, tensor: str) -> bool:
     """Whether a tensor is a placeholder's feed, or a copy of it."""
-    while view.op(split_tensor(tensor)[0]) in _COPIES:
-        tensor = view.inputs(split_tensor(tensor)[0])[0]
-    return view.op(split_tensor(tensor)[0]).startswith("Placeholder")
+    while view.op(node_of(tensor)) in _COPIES:
+        tensor = view.inputs(node_of(tensor))[0]
+    return view.op(node_of(tensor)).startswith("Placeholder")
 
 
 def lookups_of_indices(walk: Walk, merge: Merge) -> tuple[tuple[str, ...], tuple[str, ...]]:

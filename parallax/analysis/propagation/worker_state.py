@@ -14,7 +14,7 @@ from parallax.analysis.propagation.walk import GraphFacts, Walk
 from parallax.base.errors import GraphError
 from parallax.graph.batches import is_partial_sum
 from parallax.graph.ops import state_op
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, node_of
 
 _SHOWN = 3
 _PART = (
@@ -115,7 +115,7 @@ def is_of_batch(walk: Walk, tensor: str) -> bool:
     """
     if walk.states[tensor] == SAME:
         return False
-    view, made_of = walk.view, walk.view.ancestors([split_tensor(tensor)[0]])
+    view, made_of = walk.view, walk.view.ancestors([node_of(tensor)])
     if not any(_is_source(walk, node) for node in made_of):
         return False
     sources = [node for node in made_of if view.op(node).startswith(_SOURCES)]

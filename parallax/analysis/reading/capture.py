@@ -40,7 +40,7 @@ from parallax.graph.batches import is_of_front_end, is_of_script
 from parallax.graph.garbage import without_collections
 from parallax.graph.row_updates import row_update_ops
 from parallax.graph.spec import OPEN_SHAPE, Part
-from parallax.graph.view import GraphView, Shape, split_tensor
+from parallax.graph.view import GraphView, Shape, node_of
 
 _HIDDEN = "gradients are taken inside a loop or a conditional"
 _FOLLOWED = (
@@ -138,7 +138,7 @@ class CapturedGraph:
 
     def planned_shape(self, tensor: str) -> Shape:
         """The shape of a tensor on a worker, as far as the user's graph determines it."""
-        is_forward = self.fixed is not None and split_tensor(tensor)[0] in self.fixed.nodes
+        is_forward = self.fixed is not None and node_of(tensor) in self.fixed.nodes
         return self.fixed.shape(tensor) if self.fixed is not None and is_forward else self.view.shape(tensor)
 
 
@@ -376,7 +376,7 @@ def initialization_phases(captured: CapturedGraph) -> list[list[str]]:
 
 def variable_of_tensor(view: GraphView, variables: dict[str, CapturedVariable], tensor: str) -> str:
     """The variable op behind a handle, reference or read; empty for other tensors."""
-    node = split_tensor(tensor)[0]
+    node = node_of(tensor)
     while node not in variables and view.op(node) in _PASSES and view.inputs(node):
-        node = split_tensor(view.inputs(node)[0])[0]
+        node = node_of(view.inputs(node)[0])
     return node if node in variables else ""

@@ -17,7 +17,7 @@ from parallax.graph.batches import batch_by_node
 from parallax.graph.control_flow import SWITCHES, branches_of
 from parallax.graph.ops import ADDITIVE_SCATTERS, StateOp, state_op
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import Edge, GraphView, node_of
 
 RECORDED, NAME_SCOPE, UPDATE_OP, BY_SCRIPT = "recorded", "name scope", "update op", "computed by the script"
 STATED = (RECORDED, BY_SCRIPT)
@@ -72,7 +72,7 @@ def _find_computed_gradients(captured: CapturedGraph) -> list[GradientSource]:
 
 def is_in_loop(view: GraphView, source: GradientSource) -> bool:
     """Whether a loop takes a gradient, or reads it, in each iteration."""
-    nodes, branches = (split_tensor(source.values)[0], *source.outside), branches_of(view)
+    nodes, branches = (node_of(source.values), *source.outside), branches_of(view)
     return any(branch.is_loop for node in nodes for branch in branches[node])
 
 
@@ -269,7 +269,7 @@ def _from_update(captured: CapturedGraph, node: str, state: StateOp, autodiff: s
 
 def _before_merge(view: GraphView, users: list[Edge]) -> list[Edge]:
     """The inputs of the Unique and UnsortedSegmentSum before an update, if there are any."""
-    producers = [split_tensor(view.inputs(e.node)[e.slot])[0] for e in users]
+    producers = [node_of(view.inputs(e.node)[e.slot]) for e in users]
     if [view.op(p) for p in producers] in (["UnsortedSegmentSum", "Unique"], ["UnsortedSegmentSum", "UniqueV2"]):
         return [Edge(p, 0) for p in producers]
     return users
@@ -278,10 +278,10 @@ def _before_merge(view: GraphView, users: list[Edge]) -> list[Edge]:
 def _walk_back(view: GraphView, tensor: str, autodiff: set[str]) -> str | None:
     """The tensor of autodiff that became `tensor` through shape-preserving ops; None when there is none."""
     shape = view.shape(tensor)
-    while split_tensor(tensor)[0] not in autodiff:
-        node = split_tensor(tensor)[0]
+    while node_of(tensor) not in autodiff:
+        node = node_of(tensor)
         before = [t for t in view.inputs(node) if shape is not None and _same_rows(view.shape(t), shape)]
-        related = [t for t in before if view.ancestors([split_tensor(t)[0]]) & autodiff]
+        related = [t for t in before if view.ancestors([node_of(t)]) & autodiff]
         if not related:
             return None
         tensor = related[0]

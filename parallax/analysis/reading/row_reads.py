@@ -12,7 +12,7 @@ from tensorflow.core.framework import graph_pb2
 from parallax.analysis.reading.lazy.lazy_graph import replace_control_inputs
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.ops import LOOKUPS
-from parallax.graph.view import Edge, GraphView, split_tensor, tensor_name
+from parallax.graph.view import Edge, GraphView, node_of, tensor_name
 
 _WHOLE = ("ReadVariableOp", "Cast")
 _ROWS = "rows"
@@ -20,7 +20,7 @@ _ROWS = "rows"
 
 def take_rows_of_variables(graph_def: GraphDef) -> GraphDef:
     """A copy of the graph in which rows are gathered from variables; the graph itself where no reads qualify."""
-    sources = {split_tensor(tensor_name(node.input[0]))[0] for node in graph_def.node if node.op == "GatherV2"}
+    sources = {node_of(tensor_name(node.input[0])) for node in graph_def.node if node.op == "GatherV2"}
     if not sources or not any(node.op in _WHOLE and node.name in sources for node in graph_def.node):
         return graph_def
     view = GraphView(graph_def)
@@ -65,12 +65,12 @@ def _is_row_gather(view: GraphView, edge: Edge) -> bool:
 
 def _rows_name(view: GraphView, gather: str, read: str) -> str:
     """The node that gathers rows: the gather itself, or one before it, where rows are cast."""
-    return gather if split_tensor(view.inputs(gather)[0])[0] == read else f"{gather}/{_ROWS}"
+    return gather if node_of(view.inputs(gather)[0]) == read else f"{gather}/{_ROWS}"
 
 
 def _take_rows(out: GraphDef, node: NodeDef, view: GraphView, read: str) -> None:
     """Appends a gather from the variable in place of a gather from a read; and the cast of its rows."""
-    name, source = _rows_name(view, node.name, read), split_tensor(view.inputs(node.name)[0])[0]
+    name, source = _rows_name(view, node.name, read), node_of(view.inputs(node.name)[0])
     rows = out.node.add()
     rows.CopyFrom(node)
     rows.name, rows.op = name, "ResourceGather"

@@ -9,7 +9,7 @@ from parallax.analysis.reading.capture import CapturedGraph
 from parallax.analysis.reading.gradients import gradient_updates, written_variable
 from parallax.graph.ops import state_op
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 
 class TrainOp(NamedTuple):
@@ -61,7 +61,7 @@ def _acts(view: GraphView, node: str) -> bool:
 
 
 def _needs(view: GraphView, node: str) -> set[str]:
-    return {split_tensor(t)[0] for t in view.inputs(node)} | set(view.controls(node))
+    return {node_of(t) for t in view.inputs(node)} | set(view.controls(node))
 
 
 def _find_descendants(view: GraphView, nodes: Set[str]) -> set[str]:

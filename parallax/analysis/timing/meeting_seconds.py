@@ -47,8 +47,8 @@ def profile_of_island(measured: PlanInputs, layout: Layout, islands: int) -> Pla
     parts = [layout.hosts[first : first + size] for first in range(0, len(layout.hosts), max(size, 1))]
     if len(parts) != islands or len(set(parts)) > 1:
         raise PlanError(
-            f"A step of islands is predicted where they have equal hosts, and hosts with {list(layout.hosts)} workers "
-            f"were given for {islands} islands. Leave the cluster profile out."
+            "Step times are predicted only for islands of equal hosts, and hosts with "
+            f"{list(layout.hosts)} workers were given for {islands} islands. Leave the cluster profile out."
         )
     hosts = [
         replace(

@@ -13,10 +13,9 @@ FULL, and the remainder LEFT, which is (1 - overlap) of it.
 
 Simplified: lines were fitted with one member a host, and a worker's round to all others is assumed to cost a member's,
 however many workers share a host. Exchanges of rows are all at one level: lookups whose ids come from another lookup's
-rows wait once more. All gradients of Horovod's are ready at once and fit its fusion buffer. In one of its cycles the
-workers negotiate all tensors that are ready (Sergeev and Del Balso 2018), and that negotiation dominates a measured
-round: all collectives of a cycle share one negotiation, and each adds its bytes. The time to round to half precision on
-the wire, and back, is left out.
+rows wait once more. All all-reduced gradients are ready at once and fused, and all allgathers share one cycle of
+Horovod's (Sergeev and Del Balso 2018), whose negotiation dominates a measured round: each adds only its bytes. The time
+to round to half precision on the wire, and back, is left out.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ BEFORE, AFTER = (MERGE_IDS, PULL_IDS, PULL_ROWS), (MERGE_GRADIENTS, GRADIENTS)
 """Phases before the workers compute, and after; the last one follows the update."""
 
 ROWS, REDUCING, GATHERING, ASKING = range(4)
-"""The groups that wait in a phase: exchanges of rows, each with its own thread; Horovod's all-reduces, and its
+"""The groups that wait in a phase: exchanges of rows, each with its own thread; all-reduces; Horovod's
 allgathers; a worker that sends requests to servers. The servers follow, one each. They wait concurrently.
 """
 

@@ -294,9 +294,9 @@ def _assumptions(
     lines = []
     if measured.cluster is None:
         lines.append(
-            "Nothing was measured of the links but their rate is given: a round and a copy take no time here, memory "
-            "has no limit, steps take at least what is said, and efficiency is unknown. To know it, measure some hosts "
-            "with `parallax calibrate -r FILE -o cluster.json` and give --cluster cluster.json."
+            "Only the links' rate is known: rounds and copies are taken as free, and memory as unlimited. Steps take "
+            "at least the stated time, and efficiency is unknown. To know it, measure some hosts with "
+            "`parallax calibrate -r FILE -o cluster.json` and give --cluster cluster.json."
         )
     else:
         number = len(measured.cluster.hosts)

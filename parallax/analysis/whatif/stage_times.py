@@ -124,7 +124,7 @@ def _exchange_seconds(plan: Plan, spec: GraphSpec, constraints: PlanConstraints,
         alone = replace(plan, hosts=hosts, stages=())
         seconds = step_seconds(own, alone, Layout(hosts), constraints, replace(measured, model=model))
         if seconds is None:
-            raise PlanError("The cluster profile lacks what the plan exchanges. Measure it with `parallax calibrate`.")
+            raise PlanError("The cluster profile lacks an operation of the plan. Measure it with `parallax calibrate`.")
         found.append(seconds)
     return max(found)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from parallax.graph.control_flow import branches_at, branches_of
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 _TAKE_VALUES = ("SaveV2",)
 """Ops that read the values of references, of many at once."""
@@ -38,7 +38,7 @@ def blocks_of(view: GraphView, nodes: Collection[str], everywhere: Collection[st
         if node not in remaining:
             continue
         for tensor in view.inputs(node):
-            source = split_tensor(tensor)[0]
+            source = node_of(tensor)
             if source in remaining and not _can_be_sent(view, tensor, node):
                 parent[root(node)] = root(source)
         for control in view.controls(node):
@@ -55,6 +55,6 @@ def _can_be_sent(view: GraphView, tensor: str, taker: str) -> bool:
     """Whether a message can carry a tensor to a node."""
     if branches_at(view, tensor):
         return False
-    if view.gives_reference(split_tensor(tensor)[0]) and view.op(taker) not in _TAKE_VALUES:
+    if view.gives_reference(node_of(tensor)) and view.op(taker) not in _TAKE_VALUES:
         return False
     return view.dtype(tensor) not in (_HANDLE, _VARIANT, _TEXT)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from parallax.graph.cut.blocks import blocks_of
-from parallax.graph.view import GraphView, Shape, split_tensor
+from parallax.graph.view import GraphView, Shape, node_of
 
 _BYTES = 4  # of an element whose type has no size
 
@@ -39,7 +39,7 @@ class GraphToCut:
 
     def sent_inputs(self, node: str) -> Iterator[str]:
         """The inputs of a node that are computed by nodes of a stage."""
-        return (tensor for tensor in self.inputs[node] if split_tensor(tensor)[0] not in self.everywhere)
+        return (tensor for tensor in self.inputs[node] if node_of(tensor) not in self.everywhere)
 
 
 def graph_to_cut(view: GraphView, everywhere: frozenset[str], order: Sequence[str]) -> GraphToCut:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from parallax.graph.cut.graph_to_cut import GraphToCut
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class StageMessage:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes that compute the sent tensor, or that a signal waits for."""
-        return (split_tensor(self.tensor)[0],) if self.tensor else self.after
+        return (node_of(self.tensor),) if self.tensor else self.after
 
 
 def find_messages(graph: GraphToCut, places: Mapping[str, int]) -> tuple[StageMessage, ...]:
@@ -56,7 +56,7 @@ def find_messages(graph: GraphToCut, places: Mapping[str, int]) -> tuple[StageMe
         if stage is None:
             continue
         for tensor in dict.fromkeys(graph.sent_inputs(node)):
-            source = places[split_tensor(tensor)[0]]
+            source = places[node_of(tensor)]
             if source != stage:
                 takers.setdefault((tensor, source, stage), []).append(node)
         for control in dict.fromkeys(graph.controls.get(node, ())):

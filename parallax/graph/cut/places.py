@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 
 from parallax.graph.cut.graph_to_cut import GraphToCut
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 
 
 def complete_places(graph: GraphToCut, known: Mapping[str, int]) -> dict[str, int]:
@@ -49,11 +49,11 @@ class _Places:
             self._number.setdefault(block, len(self._number))
             self._members.setdefault(block, []).append(node)
             for tensor in graph.sent_inputs(node):
-                if graph.block(split_tensor(tensor)[0]) != block:
+                if graph.block(node_of(tensor)) != block:
                     self._takers.setdefault(tensor, {})[block] = None
         self._outputs: dict[str, list[str]] = {}
         for tensor in self._takers:
-            self._outputs.setdefault(graph.block(split_tensor(tensor)[0]), []).append(tensor)
+            self._outputs.setdefault(graph.block(node_of(tensor)), []).append(tensor)
         self._weights: dict[str, dict[int, int]] = {}  # block without a stage -> bytes of its inputs by stage
         self._there: dict[str, set[int]] = {}  # tensor -> the stages that have it
         self._queue: list[tuple[int, int, str]] = []
@@ -64,7 +64,7 @@ class _Places:
         for tensor in self._outputs.get(block, ()):
             self._draw(tensor, stage)
         for tensor in self._inputs(block):
-            if self._graph.block(split_tensor(tensor)[0]) in self.by_block:
+            if self._graph.block(node_of(tensor)) in self.by_block:
                 self._draw(tensor, stage)
 
     def follow_bytes(self) -> None:
@@ -84,7 +84,7 @@ class _Places:
             while waiting:
                 taker = waiting.pop()
                 for tensor in self._inputs(taker):
-                    block = self._graph.block(split_tensor(tensor)[0])
+                    block = self._graph.block(node_of(tensor))
                     if block not in self.by_block:
                         self.assign(block, self.by_block[taker])
                         waiting.append(block)
@@ -95,7 +95,7 @@ class _Places:
         """The tensors that a block takes from others."""
         for node in self._members.get(block, ()):
             for tensor in self._graph.sent_inputs(node):
-                if self._graph.block(split_tensor(tensor)[0]) != block:
+                if self._graph.block(node_of(tensor)) != block:
                     yield tensor
 
     def _draw(self, tensor: str, stage: int) -> None:

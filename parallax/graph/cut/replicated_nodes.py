@@ -11,7 +11,7 @@ import math
 
 from parallax.graph.control_flow import branches_of
 from parallax.graph.ops import op_definition, takes_functions
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 _SOURCES = ("Const", "Placeholder", "PlaceholderV2")
 _ALIKE = ("Assert", "RestoreV2")
@@ -35,7 +35,7 @@ def _find_made(view: GraphView, variables: set[str]) -> set[str]:
     for node in view.topological_order():
         if branches[node] or node in variables:
             continue
-        op, before = view.op(node), [split_tensor(tensor)[0] for tensor in view.inputs(node)]
+        op, before = view.op(node), [node_of(tensor) for tensor in view.inputs(node)]
         has_all = computed.issuperset(before)
         if op == "NoOp" or (op in _SOURCES and computed.issuperset(view.controls(node))):
             computed.add(node)

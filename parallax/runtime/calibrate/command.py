@@ -226,9 +226,7 @@ class _RankOutput:
         try:
             message: Any = value_of(line, _Message)  # type: ignore[arg-type]  # a union
         except DamagedMessage as error:
-            raise LaunchError(
-                f"What the measuring job tells must come as rank 0 writes it, and {error}. Measure again."
-            ) from error
+            raise LaunchError(f"Rank 0 of the measuring job sent a damaged message: {error}. Measure again.") from error
         if isinstance(message, _Total):
             self._bar = tqdm(total=message.visits, desc="measuring", unit="point", mininterval=_EVERY_S)
         elif isinstance(message, _VisitedHosts):

@@ -126,7 +126,7 @@ class ConcurrentCheckpoints:
         """
         one, self._writes = self._writes, None
         if one is None:
-            raise CheckpointError("What came of a checkpoint can be taken once, and only when one was begun.")
+            raise CheckpointError("There is no result: no checkpoint was begun since the last one was returned.")
         if one.moved is not None:
             return replace(one.moved, waited_s=one.waited_s, copied_bytes=one.copied_bytes)
         if isinstance(one.failed, CheckpointError):

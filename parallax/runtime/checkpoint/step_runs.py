@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from parallax.base.types import Comm
 from parallax.graph.ops import PASSES_ON
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.runtime.worker.session.names import Names
 from parallax.runtime.worker.session.run_context import WorkerContext
 
@@ -45,7 +45,7 @@ class StepRuns:
             resolved = known.resolve(names, fed)
             cut_off = frozenset(known.here(name) for name in fed)
             nodes = known.run_view.ancestors(
-                {split_tensor(t)[0] if ":" in t else t for t in resolved.targets if t not in cut_off}, cut_off
+                {node_of(t) if ":" in t else t for t in resolved.targets if t not in cut_off}, cut_off
             )
             is_joint = bool(resolved.collectives) or not known.has_collectives
             self._trains[names, fed] = is_joint and bool(nodes & self._step_writers)

@@ -167,7 +167,7 @@ def read_links(output: bytes, num_hosts: int) -> Links:
         line = lines[-1][len(_RANK_0) :] if lines else b""
         rates, pairs = value_of(line, tuple[list[tuple[Amount, Amount]], list[tuple[Amount, ...]]])
     except DamagedMessage as error:
-        return Links(why=f"the rates must come as rank 0 writes them, and {error}")
+        return Links(why=f"rank 0 sent damaged rates: {error}")
     if len(rates) != num_hosts:
         return Links(why=f"rank 0 must tell of {pluralize(num_hosts, 'host')}, and it tells of {len(rates)}")
     if pairs and {len(pairs), *map(len, pairs)} != {num_hosts}:

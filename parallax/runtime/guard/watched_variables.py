@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.graph.ops import CONTROL_FLOW, op_definition, state_op, takes_state
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.transform.pipeline import WorkerGraph
 from parallax.transform.swap import VARIABLES
 
@@ -118,7 +118,7 @@ def _taken_by(view: GraphView, nodes: Iterable[str]) -> set[str]:
     waiting = list(taken_nodes)
     while waiting:
         for tensor in view.inputs(waiting.pop()):
-            before = split_tensor(tensor)[0]
+            before = node_of(tensor)
             if before not in taken_nodes:
                 taken_nodes.add(before)
                 waiting.append(before)

@@ -9,7 +9,7 @@ from parallax.analysis.graph_to_plan import AnalysedGraph
 from parallax.base.errors import SessionError
 from parallax.base.types import Graph
 from parallax.graph.spec import VariableClass
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.plans.plan import NO_ROUTE, Plan
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry, stored_variables
 from parallax.runtime.guard.watched_variables import writers_of
@@ -49,7 +49,7 @@ def find_averaged_variables(
     """
     stored = {one.op: one for one in stored_variables(graph)}
     spec, view = analysed.spec, analysed.captured.view
-    from_gradients = view.descendants({split_tensor(tensor)[0] for one in analysed.sources for tensor in one.tensors})
+    from_gradients = view.descendants({node_of(tensor) for one in analysed.sources for tensor in one.tensors})
     found: dict[str, list[CheckpointEntry]] = {"dense": [], "tables": [], "state": []}
     for variable in spec.variables:
         is_trained = plan.variable(variable.name).route != NO_ROUTE

@@ -68,7 +68,7 @@ class Centre:
         self.momentum = packing.zeros() if terms.outer_momentum > 0 and not terms.simultaneous else {}
 
     def bring(self, local: FlatValues) -> FlatValues:
-        """What an island brings to a meeting: of its sum over the islands all take the same step.
+        """The island's contribution to a meeting; all islands apply the same step from the sum of contributions.
 
         Args:
             local: the island's values; with `simultaneous` they move here.
@@ -92,7 +92,7 @@ class Centre:
 
         Args:
             local: the island's values, which change.
-            totals: the sums over the islands of what they have brought; they change.
+            totals: the sums of the islands' contributions; they change.
         """
         terms = self._terms
         for dtype, centre in self.values.items():

@@ -32,7 +32,7 @@ from parallax.base.errors import ConfigError
 from parallax.base.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats
 from parallax.cluster.profile_files import write_model_profile
 from parallax.cluster.profiles import MODEL_PROFILE_VERSION, ModelProfile
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.report.profile_table import profile_table
 from parallax.report.show import show
 from parallax.runtime.measure.memory import peak_bytes, reset_peak, variable_bytes
@@ -160,7 +160,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return [[] for _ in self._tables]
         key = (run.names, frozenset(run.fed))
         if key not in self._needed:
-            nodes = {split_tensor(name)[0] if ":" in name else name for name in run.names}
+            nodes = {node_of(name) if ":" in name else name for name in run.names}
             needed = self._worker.names.run_view.ancestors(nodes, key[1])  # there is no other plan before the end
             self._needed[key] = [[i for i, one in enumerate(t.tensors) if one.lookup in needed] for t in self._tables]
         return self._needed[key]

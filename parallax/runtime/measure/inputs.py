@@ -15,7 +15,7 @@ import tensorflow as tf
 from parallax.analysis.reading.capture import CapturedGraph, initialization_phases
 from parallax.base.errors import ConfigError, GraphError
 from parallax.base.types import ConfigProto, Graph, GraphDef, QueueRunnerDef, Session, Value
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.runtime.worker.session.feeds import placeholders_in
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.random_seeds import set_seeds
@@ -49,7 +49,7 @@ class Inputs:
 
     def fed_by(self, batch: Mapping[str, Value]) -> dict[str, Value]:
         """The values of a batch that this part of the graph reads."""
-        return {name: value for name, value in batch.items() if split_tensor(name)[0] in self.feedable_nodes}
+        return {name: value for name, value in batch.items() if node_of(name) in self.feedable_nodes}
 
 
 def inputs_of(
@@ -69,7 +69,7 @@ def inputs_of(
         GraphError: when a queue is never filled.
     """
     view = captured.view
-    needed_nodes = {_node(name) for name in tensors if name not in fed}
+    needed_nodes = {node_of(name) for name in tensors if name not in fed}
     runners: list[QueueRunnerDef] = []
     initial: set[str] = set()
     tables: list[str] = []
@@ -87,7 +87,7 @@ def inputs_of(
         needed_nodes = more
     _check_filled(captured, needed, {proto.queue_name for proto in runners})
     phases = [[op for op in phase if op in initial] for phase in initialization_phases(captured)]
-    whole = view.ancestors({*needed_nodes, *map(_node, tensors)})
+    whole = view.ancestors({*needed_nodes, *map(node_of, tensors)})
     return Inputs(
         graph_def=_cut_out(view.graph_def, whole),
         variables=tuple(variables),
@@ -95,7 +95,7 @@ def inputs_of(
         equal_draws=frozenset(view.ancestors(initial)),
         runners=tuple(runners),
         placeholders=tuple(n for n in placeholders_in(view, needed) if f"{n}:0" not in fed),
-        feedable_nodes=frozenset(needed | {_node(name) for name in fed if _node(name) in whole}),
+        feedable_nodes=frozenset(needed | {node_of(name) for name in fed if node_of(name) in whole}),
     )
 
 
@@ -190,7 +190,3 @@ def open_session(
 
 def _no_gpu() -> ConfigProto:
     return tf.compat.v1.ConfigProto(allow_soft_placement=True, device_count={"GPU": 0})
-
-
-def _node(name: str) -> str:
-    return split_tensor(name)[0] if ":" in name else name

@@ -173,7 +173,7 @@ def read_value(path: Path, data: bytes, kind: type[_Value]) -> _Value:
 
 def damaged_file(path: Path, how: str) -> CheckpointError:
     """The error about a corrupted file."""
-    return CheckpointError(f"What is kept in the memory of a host must be as it was written, and {path}: {shown(how)}.")
+    return CheckpointError(f"{path}, a part of an in-memory checkpoint, is missing or damaged: {shown(how)}.")
 
 
 def _checksum_of_rows(numbers: Array, rows: Array) -> int:

@@ -88,8 +88,8 @@ class RecoveredState:
         everywhere = set().union(*self.comm.allgather(known))
         if missing := sorted(one.stored.op for one in variables if one.stored.op not in everywhere):
             raise CheckpointError(
-                f"The state in the memory of hosts must hold all variables of the graph, and has not {missing[0]}. "
-                "Start the job anew with the graph that it now has."
+                f"The in-memory checkpoint lacks the variable {missing[0]}, which the graph has. Start the job anew "
+                "with this graph."
             )
         for one in variables:
             stored = one.stored

@@ -173,8 +173,8 @@ def _describe(one: StoredVariable, rank: int, by_row: bool) -> PartVariable:
     if isinstance(one, ReplicatedValue):
         return PartVariable(stored.op, 1, 0)
     raise CheckpointError(
-        f"The memory of hosts holds what workers have, and servers have {stored.op}. Give a plan without servers "
-        '(run_option="MPI"), or checkpoints in a folder (CheckPointConfig.ckpt_dir) in place of memory_steps.'
+        f"In-memory checkpoints cover variables on workers only, but {stored.op} is on servers. Give a plan without "
+        'servers (run_option="MPI"), or checkpoints in a folder (CheckPointConfig.ckpt_dir) in place of memory_steps.'
     )
 
 

@@ -51,6 +51,6 @@ def read_file_value(path: Path, kind: type[_Value]) -> _Value:
         return value_of(path.read_bytes(), kind)
     except (OSError, DamagedMessage) as error:
         raise LaunchError(
-            f"What one process of this command leaves for another must be as it was written, and {path}: {error}. "
+            f"{path}, which one process of this command hands over to another, is missing or damaged: {error}. "
             "Start the command again, and let nothing else write there."
         ) from error

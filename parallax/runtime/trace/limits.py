@@ -17,8 +17,9 @@ from parallax.analysis.timing.list_schedule import hidden_frac, schedule_one_ste
 from parallax.analysis.timing.schedule import bound_period_seconds, bound_step_seconds
 from parallax.graph.view import GraphView
 from parallax.runtime.trace.dependencies import DEVICE, HOST, LINK, Dependencies, NodeOwners, TimeOn, dependencies_of
-from parallax.runtime.trace.ops import COLLECTIVES, WAITING, Op, Step
+from parallax.runtime.trace.ops import WAITING, Op, Step
 from parallax.runtime.trace.waits import Wait
+from parallax.transform.building.all_to_all import is_collective
 from parallax.transform.swap import as_planned
 
 _MOST_STEPS = 5
@@ -62,7 +63,7 @@ def step_limits(
     """
     if any(op.server is not None for step in steps for op in step.ops):
         return None
-    steps = [step for step in steps if any(op.type in COLLECTIVES for op in step.ops)][-_MOST_STEPS:]
+    steps = [step for step in steps if any(is_collective(op.type) for op in step.ops)][-_MOST_STEPS:]
     owners = NodeOwners(view)
     ran = {owner for step in steps for op in step.ops if (owner := owners.of(op.name)) is not None}
     dependencies = dependencies_of(view, ran)
@@ -115,15 +116,15 @@ class _TimedOps:
         waited: Sequence[Wait],
         within_host: frozenset[str],
     ) -> None:
-        until_us = {(w.meeting.name, w.start_us): w.end_us for w in waited if w.meeting.step == step.number}
+        until_us = {(w.rendezvous.name, w.start_us): w.end_us for w in waited if w.rendezvous.step == step.number}
         self._of_resource: dict[str, list[tuple[str, float, float]]] = {DEVICE: [], LINK: [], HOST: []}
         self._begin_us: dict[str, float] = {}
         self._end_us: dict[str, float] = {}
-        ops = [op for op in step.ops if op.kind != WAITING or op.type in COLLECTIVES]
+        ops = [op for op in step.ops if op.kind != WAITING or is_collective(op.type)]
         self.step_us = max(op.end_us for op in step.ops) - min(op.start_us for op in step.ops)
         for op in ops:
             name = self._activity(owners, dependencies, op)
-            exchanges = op.type in COLLECTIVES
+            exchanges = is_collective(op.type)
             resource = (HOST if op.name in within_host else LINK) if exchanges else DEVICE
             start_us = until_us.get((op.name, op.start_us), op.start_us) if exchanges else op.start_us
             self._of_resource[resource].append((name, start_us, op.end_us))
@@ -138,7 +139,7 @@ class _TimedOps:
             return f"{op.name}: added"
         activity = dependencies.within.get(owner, owner)
         is_whole = activity == owner and as_planned(owner) == op.name
-        return f"{op.name}: within" if op.type in COLLECTIVES and not is_whole else activity
+        return f"{op.name}: within" if is_collective(op.type) and not is_whole else activity
 
     def count_times(self) -> dict[str, TimeOn]:
         """The time of each activity, in microseconds; activities of zero length are left out."""

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parallax.base.types import NodeDef, StepStats
-from parallax.transform.building.all_to_all import ALL_REDUCE as ALL_REDUCE_OP
-from parallax.transform.building.all_to_all import ALL_TO_ALL
+from parallax.transform.building.all_to_all import is_collective
 from parallax.transform.passes.cut_stages import RECEIVE
 from parallax.transform.passes.turns import GATE
 from parallax.transform.swap import as_planned
@@ -20,18 +19,6 @@ from parallax.transform.swap import as_planned
 PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING = "pull", "compute", "push", "all-reduce", "waiting"
 KINDS = (PULL, COMPUTE, PUSH, ALL_REDUCE, WAITING)
 
-COLLECTIVES = frozenset(
-    f"Horovod{kind}"
-    for kind in (
-        "Allreduce",
-        "GroupedAllreduce",
-        "Allgather",
-        "GroupedAllgather",
-        "Alltoall",
-        "Broadcast",
-        "Reducescatter",
-    )
-) | {ALL_TO_ALL, ALL_REDUCE_OP}
 GIVES = frozenset({"AccumulatorApplyGradient", "SparseAccumulatorApplyGradient"})
 """Ops by which all workers synchronize on a server: later ops run after the last worker's contribution."""
 
@@ -84,9 +71,9 @@ class Op:
     server: int | None = None
 
     @property
-    def is_meeting(self) -> bool:
+    def has_rendezvous(self) -> bool:
         """Whether all workers (or those of a host) must arrive before any continues."""
-        return self.type in COLLECTIVES or (self.type in GIVES and self.name.startswith("parallax/"))
+        return is_collective(self.type) or (self.type in GIVES and self.name.startswith("parallax/"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +129,10 @@ def kind_of(name: str, op_type: str) -> str:
     """The kind of an op, from its name scope; of a user's own collective, from its type."""
     if op_type == _LOCK and name.startswith("parallax/"):
         return WAITING
-    if op_type in ("HorovodAllreduce", "HorovodGroupedAllreduce"):
-        return ALL_REDUCE
     scope = _SCOPE.match(name)
     if scope and scope[1] in _KIND_BY_SCOPE:
         return _KIND_BY_SCOPE[scope[1]]
-    return ALL_REDUCE if op_type in COLLECTIVES else COMPUTE
+    return ALL_REDUCE if is_collective(op_type) else COMPUTE
 
 
 def _op(node: NodeDef, server: int | None) -> Op | None:

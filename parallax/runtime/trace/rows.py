@@ -13,9 +13,10 @@ from typing import Protocol, TypeVar
 from parallax.analysis.timing.intervals import Interval, length, union
 from parallax.runtime.trace.clocks import SAME_CLOCK, Offset, offset_at
 from parallax.runtime.trace.limits import StepLimits
-from parallax.runtime.trace.ops import COLLECTIVES, KINDS, WAITING, Op, Step
+from parallax.runtime.trace.ops import KINDS, WAITING, Op, Step
 from parallax.runtime.trace.stage_passes import GAP_US, StagePasses
 from parallax.runtime.trace.waits import Wait
+from parallax.transform.building.all_to_all import is_collective
 
 
 class HasTimes(Protocol):
@@ -140,13 +141,13 @@ def rank_trace(
     spans: list[Span] = []
     times = []
     for step in steps:
-        mine = [wait for wait in waited if wait.meeting.step == step.number]
+        mine = [wait for wait in waited if wait.rendezvous.step == step.number]
         by_row = _intervals(step, mine)
         times.append(_times(step, by_row))
         for row, intervals in by_row.items():
             name = _waiting_for(mine) if row == WAITING else lambda _, row=row: row
             spans += (Span(row, step.number, name(one), *one) for one in union(intervals, GAP_US * (row != WAITING)))
-    collectives = tuple(op for step in steps for op in step.ops if op.type in COLLECTIVES)
+    collectives = tuple(op for step in steps for op in step.ops if is_collective(op.type))
     return RankTrace(rank, host, offset, tuple(times), tuple(spans), collectives, tuple(waited), servers)
 
 
@@ -166,9 +167,9 @@ def _intervals(step: Step, waited: Sequence[Wait]) -> dict[str, list[Interval]]:
     by_row: dict[str, list[Interval]] = {kind: [] for kind in KINDS}
     by_row[WAITING] += ((wait.start_us, wait.end_us) for wait in waited)
     # Identified by name and start: a rank takes part in one rendezvous at a time under one name.
-    until_us = {(wait.meeting.name, wait.start_us): wait.end_us for wait in waited}
+    until_us = {(wait.rendezvous.name, wait.start_us): wait.end_us for wait in waited}
     for op in step.ops:
-        start_us = until_us.get((op.name, op.start_us), op.start_us) if op.type in COLLECTIVES else op.start_us
+        start_us = until_us.get((op.name, op.start_us), op.start_us) if is_collective(op.type) else op.start_us
         row = op.kind if op.server is None or op.kind == WAITING else f"server {op.server}"
         by_row.setdefault(row, []).append((start_us, op.end_us))
     return by_row

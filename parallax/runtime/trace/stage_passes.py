@@ -17,7 +17,8 @@ from parallax.plans.model_stages import StageTurn, idle_share
 from parallax.plans.plan import Plan
 from parallax.report.text import bytes_text, in_columns
 from parallax.runtime.trace.dependencies import NodeOwners
-from parallax.runtime.trace.ops import COLLECTIVES, PULL, Step
+from parallax.runtime.trace.ops import PULL, Step
+from parallax.transform.building.all_to_all import is_collective
 from parallax.transform.building.editor import SCOPE
 from parallax.transform.passes.cut_stages import SEND
 
@@ -82,7 +83,7 @@ def find_passes(runs: Iterable[Step], view: GraphView, autodiff: Collection[str]
     for run in runs:
         times: dict[str, list[tuple[float, float]]] = {}
         for op in run.ops:
-            if op.type != SEND and op.type not in COLLECTIVES:
+            if op.type != SEND and not is_collective(op.type):
                 times.setdefault(kind_of(op.name, op.kind), []).append((op.start_us, op.end_us))
         for kind, intervals in times.items():
             busy = union(intervals)

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from parallax.runtime.trace.ops import COLLECTIVES, Step
+from parallax.runtime.trace.ops import Step
+from parallax.transform.building.all_to_all import is_collective
 
 
 class Rendezvous(NamedTuple):
@@ -46,7 +47,7 @@ class Arrival:
 class Wait:
     """A rank waited for another, on rank 0's clock."""
 
-    meeting: Rendezvous
+    rendezvous: Rendezvous
     start_us: float
     end_us: float
     whom: int
@@ -67,12 +68,13 @@ def arrivals(
     for step in steps:
         times: dict[str, int] = {}
         for op in step.ops:
-            if not op.is_meeting:
+            if not op.has_rendezvous:
                 continue
             time = times.get(op.name, 0)
             times[op.name] = time + 1
-            meeting = Rendezvous(step.number, op.name, time, (group, host if op.name in within_host else -1))
-            arrival_by_rendezvous[meeting] = Arrival(op.start_us, op.end_us if op.type in COLLECTIVES else float("inf"))
+            until_us = op.end_us if is_collective(op.type) else float("inf")
+            rendezvous = Rendezvous(step.number, op.name, time, (group, host if op.name in within_host else -1))
+            arrival_by_rendezvous[rendezvous] = Arrival(op.start_us, until_us)
     return arrival_by_rendezvous
 
 
@@ -80,20 +82,20 @@ def last_arrivals(by_rank: Sequence[Mapping[Rendezvous, Arrival]]) -> dict[Rende
     """For each rendezvous the time of the last arrival, and its rank."""
     last_by_rendezvous: dict[Rendezvous, tuple[float, int]] = {}
     for rank, came in enumerate(by_rank):
-        for meeting, arrival in came.items():
-            if meeting not in last_by_rendezvous or arrival.start_us > last_by_rendezvous[meeting][0]:
-                last_by_rendezvous[meeting] = (arrival.start_us, rank)
+        for rendezvous, arrival in came.items():
+            if rendezvous not in last_by_rendezvous or arrival.start_us > last_by_rendezvous[rendezvous][0]:
+                last_by_rendezvous[rendezvous] = (arrival.start_us, rank)
     return last_by_rendezvous
 
 
 def waits(rank: int, local: Mapping[Rendezvous, Arrival], last: Mapping[Rendezvous, tuple[float, int]]) -> list[Wait]:
     """The waits of one rank at its rendezvous."""
     wait_list = []
-    for meeting, arrival in local.items():
-        came_us, whom = last[meeting]
+    for rendezvous, arrival in local.items():
+        came_us, whom = last[rendezvous]
         until_us = min(came_us, arrival.end_us)
         if whom != rank and until_us > arrival.start_us:
-            wait_list.append(Wait(meeting, arrival.start_us, until_us, whom))
+            wait_list.append(Wait(rendezvous, arrival.start_us, until_us, whom))
     return wait_list
 
 

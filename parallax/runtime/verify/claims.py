@@ -31,7 +31,7 @@ import tensorflow as tf
 from parallax.analysis.propagation.walk import Walk
 from parallax.base.types import Array, Value
 from parallax.graph.control_flow import branches_of
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.plans.layouts import Layout, LengthValue, Partial, Replicated, Sharded
 
 Values = Mapping[str, Value]
@@ -84,7 +84,7 @@ def find_watched(view: GraphView, op: str) -> tuple[str, ...]:
     watched: list[str] = []
     needed, branches, fleeting = view.ancestors([op]), branches_of(view), set[str]()
     for node in view.topological_order():
-        shares = view.op(node) in _SHARES and any(split_tensor(t)[0] in fleeting for t in view.inputs(node))
+        shares = view.op(node) in _SHARES and any(node_of(t) in fleeting for t in view.inputs(node))
         if shares or view.gives_reference(node):
             fleeting.add(node)
         if node not in needed or node in fleeting or branches[node] or view.op(node) == "Switch":
@@ -111,11 +111,11 @@ class Claims:
 
     def op(self, tensor: str) -> str:
         """The type of the op that computes a tensor."""
-        return self._walk.view.op(split_tensor(tensor)[0])
+        return self._walk.view.op(node_of(tensor))
 
     def describe(self, tensor: str) -> str:
         """The claim about a tensor; empty if there is none."""
-        node, state = split_tensor(tensor)[0], self._walk.states.get(tensor)
+        node, state = node_of(tensor), self._walk.states.get(tensor)
         if node in self._unordered:
             return ""
         if tensor in self._layouts and (state is None or state.kind in _UP_TO_GRADIENTS):
@@ -222,7 +222,7 @@ def _find_descendants(view: GraphView, nodes: set[str]) -> set[str]:
     """Some nodes, and their descendants."""
     descendants = set(nodes)
     for node in view.topological_order():
-        if any(split_tensor(tensor)[0] in descendants for tensor in view.inputs(node)):
+        if any(node_of(tensor) in descendants for tensor in view.inputs(node)):
             descendants.add(node)
     return descendants
 

@@ -28,6 +28,11 @@ def library() -> Path:
     return Path(sys.executable).parent.parent / "lib" / "libparallax_exchange.so"
 
 
+def is_collective(op: str) -> bool:
+    """Whether no worker continues before all have arrived, in ops of a type: those of the library, and Horovod's."""
+    return op.startswith("Horovod") or op in (ALL_TO_ALL, ALL_REDUCE)
+
+
 @functools.cache
 def native_ops() -> OpLibrary:
     """The ops of the library.

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from parallax.base.errors import TransformError
 from parallax.base.types import Array, AttrValue, Graph, GraphDef, Handle, NodeDef, Operation, Tensor
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import Edge, GraphView, node_of
 from parallax.plans.gradient_rows import GradientPiece
 from parallax.plans.rewrites import TrainingMode
 from parallax.transform.building.batch_weights import BatchWeight
@@ -366,9 +366,9 @@ class Editor:
         stands_for = {
             f"{tensor.op.name}": name.removesuffix(":0") if name.startswith(new) else name for name, tensor in pairs
         }
-        stands_for.update({f"^{tensor.op.name}": f"^{split_tensor(name)[0]}" for name, tensor in pairs})
+        stands_for.update({f"^{tensor.op.name}": f"^{node_of(name)}" for name, tensor in pairs})
         stands_for.update({f"^{op.name}": f"^{name}" for name, op in self.waits.items()})
-        colocations = {f"loc:@{t.op.name}".encode(): f"loc:@{split_tensor(n)[0]}".encode() for n, t in pairs}
+        colocations = {f"loc:@{t.op.name}".encode(): f"loc:@{node_of(n)}".encode() for n, t in pairs}
         for node in changed:
             for i, name in enumerate(node.input):
                 if name.removesuffix(":0") in stands_for:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parallax.graph.control_flow import Branches, branches_of
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.plans.rewrites import Lookup, Push, Rewrites
 
 
@@ -118,7 +118,7 @@ def _sites(view: GraphView, rewrites: Rewrites, levels: dict[str, int]) -> tuple
     branches = branches_of(view)
     for push in rewrites.pushes:
         edges = (*push.values, *push.indices)
-        before = [levels[split_tensor(view.inputs(e.node)[e.slot])[0]] for e in edges]
+        before = [levels[node_of(view.inputs(e.node)[e.slot])] for e in edges]
         before += [levels[node] for node in push.lookups]
         site = PushSite(1 + max(before), 0, branches[edges[0].node], push_width(view, rewrites, push))
         while (push.table, site) in seen_nodes:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from parallax.base.types import Tensor
 from parallax.graph.lengths import Length
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, node_of, split_tensor
 from parallax.plans.layouts import Concatenated, LayoutRewrites, Sharded, ShardedAxis
 from parallax.transform.building.editor import Editor
 
@@ -51,7 +51,7 @@ class GlobalLengths:
 
         So have the axes of a gradient's sum: an axis of one example looks like one along which it was broadcast.
         """
-        view, maker = self._editor.view, split_tensor(tensor)[0]
+        view, maker = self._editor.view, node_of(tensor)
         if tensor in self._lengths or view.op(maker) != "BroadcastGradientArgs":
             return tensor in self._lengths
         return not self._lengths.isdisjoint(view.inputs(maker))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from parallax.base.types import Graph, GraphDef, NodeDef
-from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.graph.view import GraphView, node_of, tensor_name
 
 _SHAPES = "_output_shapes"
 _TAKEN = "taken"
@@ -67,7 +67,7 @@ def _infer(view: GraphView, changed: set[str], before: GraphView, made: Graph) -
     stands_for: dict[str, str] = {}
 
     def take(tensor: str) -> str:
-        source = split_tensor(tensor)[0]
+        source = node_of(tensor)
         if source in changed:
             return tensor
         if tensor in stands_for:

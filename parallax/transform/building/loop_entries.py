@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
-from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.graph.view import GraphView, node_of, tensor_name
 from parallax.transform.building.all_to_all import ALL_REDUCE
 
 _COLLECTIVES = (ALL_REDUCE, "QueueDequeueV2")
@@ -30,7 +30,7 @@ def bring_into_loops(graph_def: GraphDef) -> None:
             continue
         inside = frames[node.name][:-1] if node.op in _ENTERS else frames[node.name]
         for slot, tensor in enumerate(view.inputs(node.name)):
-            for frame in inside[len(frames[split_tensor(tensor)[0]]) :]:
+            for frame in inside[len(frames[node_of(tensor)]) :]:
                 name = f"{frame}/brought/{tensor.replace(':', '_')}"
                 if name not in known:
                     known.add(name)

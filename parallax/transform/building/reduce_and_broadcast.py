@@ -1,4 +1,4 @@
-"""Combines per-worker values: by Horovod's collectives, through queues on servers, or not at all.
+"""Combines per-worker values: by collectives, through queues on servers, or not at all.
 
 Through servers (run option PS), worker 0 receives the other workers' values, combines them in rank order, and sends the
 result back, or a token after a write: each value has a queue of length 1 for each receiver. As with collectives, all
@@ -40,7 +40,7 @@ class Reducer(Protocol):
 
 
 class CollectiveReducer:
-    """Reductions by Horovod."""
+    """Reductions by collectives."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

@@ -1,7 +1,7 @@
 """Half precision on the wire: float32 is rounded right before it is sent, and the rounding error is measured.
 
 parallax/plans/half_precision.py decides on the type on the wire. Received values are cast back at once, so sums,
-merges, clips and updates are in float32. Among all-reduces, those of gradients are halved if MPI can sum the type;
+merges, clips and updates are in float32. Among all-reduces, those of gradients are halved if the op can sum the type;
 norms and other sums over rows never are. Gathered bfloat16 travels as int16. Full values that are read for fetches and
 checkpoints are never rounded. The error is measured where the worker rounds, in every run, from the first SAMPLED_ROWS
 rows of each exchange: |rounded - row| / |row|, in the Euclidean norm. The error of rounding on servers is not measured.

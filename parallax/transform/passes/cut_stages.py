@@ -18,7 +18,7 @@ from parallax.graph.cut.graph_to_cut import graph_to_cut
 from parallax.graph.cut.messages import StageMessage, find_messages, messages_within
 from parallax.graph.cut.places import complete_places
 from parallax.graph.cut.replicated_nodes import find_everywhere
-from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.graph.view import GraphView, node_of, tensor_name
 from parallax.plans.model_stages import StageCut
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.known_shapes import with_shapes
@@ -149,7 +149,7 @@ def _lead(node: NodeDef, made: StageGraph, received: Mapping[str, StageMessage],
     """Redirects a node to received tensors, and makes it wait for local nodes and for the signals of other stages."""
     new_inputs = []
     for name in node.input:
-        before = name[1:] if name.startswith("^") else split_tensor(tensor_name(name))[0]
+        before = name[1:] if name.startswith("^") else node_of(tensor_name(name))
         if made.is_here(before):
             new_inputs.append(name)
         elif not name.startswith("^"):
@@ -198,7 +198,7 @@ def check_messages(graph_def: GraphDef, made: StageGraph) -> None:
                 raise TransformError(f"{name!r} must be in the graph of stage {stage} alone. Report it.")
     for node in graph_def.node:
         for name in node.input:
-            before = name[1:] if name.startswith("^") else split_tensor(tensor_name(name))[0]
+            before = name[1:] if name.startswith("^") else node_of(tensor_name(name))
             if before not in names:
                 raise TransformError(
                     f"{node.name!r} of stage {made.stage} must take what the stage has or receives, and takes {name!r} "

@@ -8,7 +8,7 @@ from functools import partial
 import tensorflow as tf
 
 from parallax.base.types import Operation, Tensor
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.plans.gradient_rows import GradientPiece, SharedRows
 from parallax.plans.plan import ALLGATHER
 from parallax.plans.rewrites import AllReduce, Collect, Rewrites
@@ -51,7 +51,7 @@ def _reduce(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
         return _mean_of_rows(editor, reduction)
     weighed = editor.redirected.get(reduction.edges[0]) if reduction.edges else None
     named = editor.take_tensor(reduction.tensor) if weighed is None else weighed
-    became_dense = editor.view.op(split_tensor(reduction.tensor)[0]) == "UnsortedSegmentSum"
+    became_dense = editor.view.op(node_of(reduction.tensor)) == "UnsortedSegmentSum"
     build = partial(_build, editor.reducer, editor.worker.size, reduction.kind, became_dense)
     shares = [editor.batch_weights[reduction.batch].is_counted] if reduction.batch else []
     if reduction.tensor in editor.accumulated or not editor.reducer.can_be_copied(named.dtype):

@@ -6,7 +6,7 @@ anyway.
 
 from __future__ import annotations
 
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 
 def ids_before(view: GraphView, tensor: str, rows: int) -> str | None:
@@ -17,11 +17,11 @@ def ids_before(view: GraphView, tensor: str, rows: int) -> str | None:
         tensor: ids of a lookup.
         rows: of its table.
     """
-    node = split_tensor(tensor)[0]
+    node = node_of(tensor)
     if view.op(node) != "SelectV2":
         return None
     is_below, counted, ids = view.inputs(node)
-    below, added = split_tensor(is_below)[0], split_tensor(counted)[0]
+    below, added = node_of(is_below), node_of(counted)
     if view.op(below) != "Less" or view.op(added) not in ("Add", "AddV2"):
         return None
     first, zero = view.inputs(below)
@@ -33,7 +33,7 @@ def ids_before(view: GraphView, tensor: str, rows: int) -> str | None:
 def _number(view: GraphView, tensor: str) -> int | None:
     """The integer value of a tensor, as a constant or as an element of a constant shape."""
     value = view.constant(tensor)
-    node = split_tensor(tensor)[0]
+    node = node_of(tensor)
     if value is None and view.op(node) == "StridedSlice" and view.nodes[node].attr["shrink_axis_mask"].i == 1:
         whole, first = (view.constant(one) for one in view.inputs(node)[:2])
         if whole is not None and first is not None and whole.ndim == 1 and first.shape == (1,):

@@ -20,7 +20,7 @@ from tensorflow.python.framework import ops, tensor_util
 
 from parallax.base.types import Array, Operation, Tensor
 from parallax.graph.ownership import Ownership
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, node_of
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import Editor, SlicedValue
 from parallax.transform.building.random_rows import (
@@ -122,7 +122,7 @@ class _Cut:
 
     def _compute(self, tensor: str) -> Tensor | None:
         """The rows, by the rule of the producing op; None where there is none."""
-        node, shape = split_tensor(tensor)[0], self._shape(tensor)
+        node, shape = node_of(tensor), self._shape(tensor)
         rule = self.rules.get(self.view.op(node))
         edges = [Edge(node, slot) for slot in range(len(self.view.inputs(node)))]
         if (
@@ -149,7 +149,7 @@ class _Cut:
 
     def _note(self, tensor: str) -> None:
         """Records that a value is computed in full."""
-        node, shape = split_tensor(tensor)[0], self._shape(tensor)
+        node, shape = node_of(tensor), self._shape(tensor)
         size = math.prod(shape) * tf.dtypes.as_dtype(self.view.dtype(tensor)).size if shape is not None else 0
         sliced = SlicedValue(self.variable, node, self.view.op(node), size)
         if sliced not in self.editor.sliced_values:
@@ -210,7 +210,7 @@ class _Cut:
         return random_rows(draw, self.ownership, self.holder, stream=stream)
 
     def _op_of(self, tensor: str) -> str:
-        return self.view.op(split_tensor(tensor)[0])
+        return self.view.op(node_of(tensor))
 
     def _fill(self, node: str, shape: tuple[int, ...]) -> Tensor:
         value = self.view.constant(self.view.inputs(node)[1])

@@ -22,7 +22,7 @@ from parallax.base.types import FunctionDef, GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
 from parallax.graph.ops import op_definition
 from parallax.graph.shard import NUM_SHARDS, SHARD_ID, mark_of
-from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.graph.view import GraphView, node_of, split_tensor, tensor_name
 from parallax.transform.building.editor import Worker
 from parallax.transform.passes.random_seeds import mix_seed
 
@@ -111,7 +111,7 @@ class _InputPass:
         users: dict[str, list[NodeDef]] = {}
         for node in self.graph_def.node:
             for name in node.input[:2]:
-                users.setdefault(_node(name), []).append(node)
+                users.setdefault(node_of(name), []).append(node)
         saved, others = list[InputIterator](), list[str]()
         is_by_name = any(node.op in _BY_NAME for node in self.nodes.values())
         for name in [node.name for node in self.graph_def.node if node.op in _ITERATORS]:
@@ -152,7 +152,7 @@ class _InputPass:
     def _skipping(self, iterator: NodeDef, maker: NodeDef) -> Maker:
         """Makes the dataset of an op that initializes an iterator skip the elements read before."""
         scope, device, dataset = f"{INPUTS}/{maker.name}", iterator.device, maker.input[0]
-        is_sharded = self._is_marked(_node(dataset))
+        is_sharded = self._is_marked(node_of(dataset))
         is_dealt = is_sharded and self.worker.shares is not None
         first = self._constant(f"{scope}/first", self.worker.rank if is_dealt else 0, device)
         start = self._add(f"{scope}/start", "PlaceholderWithDefault", device, first)
@@ -209,7 +209,7 @@ class _InputPass:
 
     def _seed(self, tensor: str, share: int) -> None:
         """Sets seeds for the shuffles of a dataset that have none; before sharding, the same on all workers."""
-        is_sharded = self._is_marked(_node(tensor))
+        is_sharded = self._is_marked(node_of(tensor))
         for name in self._before(tensor):
             before_shares = is_sharded and not self._is_marked(name)
             self._set_seed(self.nodes[name], name, 0 if before_shares else share)
@@ -228,7 +228,7 @@ class _InputPass:
 
     def _number(self, tensor: str) -> int | None:
         """The value of an integer constant."""
-        node = self.nodes[_node(tensor)]
+        node = self.nodes[node_of(tensor)]
         if node.op != "Const" or mark_of(node):
             return None
         return int(tf.make_ndarray(node.attr["value"].tensor).reshape(-1)[0])
@@ -238,18 +238,18 @@ class _InputPass:
         if name not in self.marked:
             node, self.marked[name] = self.nodes[name], False  # holds for a loop's back edge too
             self.marked[name] = mark_of(node) in (SHARD_ID, NUM_SHARDS) or any(
-                self._is_marked(_node(one)) for one in node.input
+                self._is_marked(node_of(one)) for one in node.input
             )
         return self.marked[name]
 
     def _before(self, tensor: str) -> Iterator[str]:
         """A node, and all its ancestors."""
-        waiting, seen = [_node(tensor)], set[str]()
+        waiting, seen = [node_of(tensor)], set[str]()
         while waiting:
             name = waiting.pop()
             if name not in seen:
                 seen.add(name)
-                waiting += [_node(one) for one in self.nodes[name].input]
+                waiting += [node_of(one) for one in self.nodes[name].input]
                 yield name
 
     def _dataset(self, name: str, op: str, iterator: NodeDef, *inputs: str) -> str:
@@ -268,10 +268,6 @@ class _InputPass:
     def _add(self, name: str, op: str, device: str, *inputs: str) -> NodeDef:
         self.nodes[name] = self.graph_def.node.add(name=name, op=op, device=device, input=inputs)
         return self.nodes[name]
-
-
-def _node(tensor: str) -> str:
-    return tensor.removeprefix("^").split(":")[0]
 
 
 def _outside(tensor: str, function: FunctionDef, prefix: str) -> str:

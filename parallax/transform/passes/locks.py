@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from parallax.base.errors import TransformError
 from parallax.base.types import Operation, Tensor
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, node_of
 from parallax.plans.rewrites import Rewrites, ServerNode
 from parallax.transform.building.editor import SCOPE, Editor
 from parallax.transform.building.reduce_and_broadcast import device_of
@@ -92,7 +92,7 @@ class Locks:
         while waiting:
             node = waiting.pop()
             for slot, tensor in enumerate(view.inputs(node)):
-                before, edge = split_tensor(tensor)[0], Edge(node, slot)
+                before, edge = node_of(tensor), Edge(node, slot)
                 if before in self._editor.partitions and edge not in self._editor.redirected_parts:
                     continue
                 if before in self._owned and edge not in self._editor.redirected:
@@ -108,8 +108,8 @@ class Locks:
         inside = self._editor.view.ancestors([before]) & set(self._members[group])
         if inside:
             raise TransformError(
-                f"An asynchronous update must not use from elsewhere what it reads under its own lock, but {before!r} "
-                f"is computed from {sorted(inside)[0]!r}. Train this graph with sync=True."
+                f"An asynchronous update must not depend on a value that it reads under its own lock, but its input "
+                f"{before!r} depends on {sorted(inside)[0]!r}. Train this graph with sync=True."
             )
 
     def _groups(self) -> dict[str, str]:
@@ -148,4 +148,4 @@ class Locks:
 
     def _touches_state(self, node: str) -> bool:
         inputs = self._editor.view.inputs(node)
-        return self._owned[node].writes or any(split_tensor(t)[0] in self._editor.partitions for t in inputs)
+        return self._owned[node].writes or any(node_of(t) in self._editor.partitions for t in inputs)

@@ -15,7 +15,7 @@ from tensorflow.python.framework import ops
 
 from parallax.base.types import Operation, Tensor, TensorShape
 from parallax.graph.ownership import Ownership
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, node_of, split_tensor
 from parallax.plans.rewrites import AllReduce, GatherRows, Rewrites, ServerNode, Table
 from parallax.transform.building.editor import Editor
 from parallax.transform.building.reduce_and_broadcast import device_of
@@ -61,7 +61,7 @@ class _Servers:
 
     def build(self) -> None:
         """Builds all of them, in the same order on every worker."""
-        for tensor in [t for t in self.gathers if split_tensor(t)[0] not in self.owned]:
+        for tensor in [t for t in self.gathers if node_of(t) not in self.owned]:
             self._gather(tensor, self._parts_of_input(tensor))
         for one in self.owned.values():
             if one.node not in self.driven or self.leads:
@@ -88,7 +88,7 @@ class _Servers:
 
     def _before(self, node: str) -> list[str]:
         """The nodes on servers among a node's data and control inputs."""
-        nodes = (*(split_tensor(t)[0] for t in self.view.inputs(node)), *self.view.controls(node))
+        nodes = (*(node_of(t) for t in self.view.inputs(node)), *self.view.controls(node))
         return [before for before in dict.fromkeys(nodes) if before in self.owned]
 
     def _copy(self, one: ServerNode, number: int) -> Operation:
@@ -173,7 +173,7 @@ class _Servers:
         if node not in self.given:
             ops: list[Operation] = []
             for slot, tensor in enumerate(self.view.inputs(node)):
-                edge, before = Edge(node, slot), split_tensor(tensor)[0]
+                edge, before = Edge(node, slot), node_of(tensor)
                 if edge in self.editor.arrivals:
                     ops += self.editor.arrivals[edge]
                 elif edge in self.editor.redirected:
@@ -217,7 +217,7 @@ class _Servers:
             shape = self.view.shape(tensor)
             if parts is not None:
                 value = assemble_rows(parts, table.rows, shape)
-            value = self._share(split_tensor(tensor)[0], tensor, value, shape)
+            value = self._share(node_of(tensor), tensor, value, shape)
             self.editor.redirect(gather.edges, value)
             self.editor.full_tensors[tensor] = str(value.name)
 
@@ -266,7 +266,7 @@ class _Servers:
     def _find_written(self, node: str) -> str:
         """The variable op that a node writes, seen through references that other writers passed on."""
         while node not in self.editor.partitions:
-            node = split_tensor(self.view.inputs(node)[0])[0]
+            node = node_of(self.view.inputs(node)[0])
         return node
 
     def _refresh(self, table: Table, waits: list[Operation]) -> tuple[Tensor, Operation]:
@@ -309,7 +309,7 @@ class _Servers:
         for node, one in self.owned.items():
             if one.writes:
                 continue
-            if not all(split_tensor(t)[0] in self.editor.partitions for t in self.view.inputs(node)):
+            if not all(node_of(t) in self.editor.partitions for t in self.view.inputs(node)):
                 self.editor.become_no_op(node, [self._finish(node)] if node in waited_for else [], self.owned)
             elif node in waited_for:
                 for waiting in [n for n in self.view.nodes if node in self.view.controls(n)]:

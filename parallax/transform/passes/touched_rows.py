@@ -18,7 +18,7 @@ from parallax.base.errors import TransformError
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.ops import CONTROL_FLOW, READS, source_of, state_op
 from parallax.graph.row_updates import UPDATE_ROWS
-from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.graph.view import GraphView, node_of, tensor_name
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
 
@@ -190,7 +190,7 @@ class _Marks:
                 "CheckPointConfig.whole_every to 1."
             )
         if described.indices is None:
-            value = split_tensor(tensor_name(writer.input[described.value]))[0]
+            value = node_of(tensor_name(writer.input[described.value]))
             marked = self._all(f"all/{writer.name}", "true", [f"^{value}"])
         else:
             marked = self._add(

@@ -20,7 +20,7 @@ import tensorflow as tf
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
 from parallax.graph.ops import op_definition
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.transform.building.all_to_all import native_ops
 
 GATE = "ParallaxGate"
@@ -84,7 +84,7 @@ def _reads_variables(view: GraphView, node: str) -> bool:
     """Whether a dataset's functions have variables as arguments."""
     handles = [tensor for tensor in view.inputs(node) if _handle_key(view, tensor) is not None]
     is_dataset = "Dataset" in view.op(node) and "output_types" in view.nodes[node].attr
-    return is_dataset and any(view.op(split_tensor(tensor)[0]) == "VarHandleOp" for tensor in handles)
+    return is_dataset and any(view.op(node_of(tensor)) == "VarHandleOp" for tensor in handles)
 
 
 def passes_on(node: NodeDef) -> bool:
@@ -126,7 +126,7 @@ def _types(node: NodeDef, argument: Any) -> tuple[int, ...]:
 
 def _handle_key(view: GraphView, tensor: str) -> str | None:
     """The key of the resource behind a handle; None for other tensors, and for handles that a node was passed."""
-    node = view.nodes.get(split_tensor(tensor)[0])
+    node = view.nodes.get(node_of(tensor))
     if node is None or not _makes_handle(node):
         return None
     shared = node.attr["shared_name"].s.decode() if "shared_name" in node.attr else ""

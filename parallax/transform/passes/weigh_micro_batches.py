@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from parallax.base.types import Tensor
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
 
@@ -39,11 +39,11 @@ def weigh(editor: Editor, tensor: Tensor, power: float) -> Tensor:
 
 def _hand_on_at_once(editor: Editor, tensor: str) -> None:
     """Removes a result's dependency on the rest of the step: every micro-batch has it, only the last one updates."""
-    view, node = editor.view, split_tensor(tensor)[0]
+    view, node = editor.view, node_of(tensor)
     while view.op(node) == "Identity":
         for control in view.controls(node):
             editor.waits_for[node, control] = None
-        node = split_tensor(view.inputs(node)[0])[0]
+        node = node_of(view.inputs(node)[0])
 
 
 def _find_tensor(editor: Editor, name: str) -> Tensor:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from parallax.base.types import Tensor
 from parallax.graph.batches import is_opened
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.plans.layouts import FedLength
 from parallax.plans.rewrites import Rewrites
 from parallax.plans.uneven_batches import UnevenBatch
@@ -79,7 +79,7 @@ def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchWeight) 
 
 def _name_in_script(editor: Editor, batch: str) -> str:
     """The user's name of a batch that may have been opened."""
-    node = split_tensor(batch)[0]
+    node = node_of(batch)
     return editor.view.inputs(node)[0] if is_opened(editor.view.nodes[node]) else batch
 
 

@@ -101,10 +101,10 @@ def test_one_stage_is_none(analysed):
     ("workers", "settings", "said"),
     [
         (3, {"stages": 2}, "3 workers were given, and 2 stages"),
-        (64, {"stages": 64}, "Ask for fewer"),
+        (64, {"stages": 64}, "Request fewer"),
         (2, {"stages": ["kernel0"]}, "'kernel0' is none"),
         (2, {"stages": ["train"]}, "'train' is none"),
-        (3, {"stages": ["layer2", "layer0"]}, "'layer0' is not computed of 'layer2'"),
+        (3, {"stages": ["layer2", "layer0"]}, "'layer0' does not depend on 'layer2'"),
         (2, {"stages": ["loss"]}, "'loss' is its end"),
         (2, {"stages": 2, "run_option": "PS"}, "not supported yet with servers"),
         (2, {"stages": 2, "replan": ReplanConfig("on")}, "not supported yet with plans that change"),

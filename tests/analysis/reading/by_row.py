@@ -12,7 +12,7 @@ from parallax.analysis.reading.lazy.updates import lazy_updates
 from parallax.functions.tracing.arguments import arguments_of
 from parallax.functions.tracing.step_graph import StepGraph
 from parallax.functions.tracing.trace_step import traced_step
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 v1 = tf.compat.v1
 ROWS, WIDTH = 40, 3
@@ -147,7 +147,7 @@ def trained(graph_def, step, steps, container=""):
         for ids in batches(steps):
             session.run(step.run, {step.ids: ids})
         reads = {name: f"{name}/Read/ReadVariableOp:0" for name in variables}
-        return {name: session.run(read) for name, read in reads.items() if split_tensor(read)[0] in view.nodes}
+        return {name: session.run(read) for name, read in reads.items() if node_of(read) in view.nodes}
 
 
 def differences(step, steps):

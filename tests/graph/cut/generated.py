@@ -3,7 +3,7 @@
 import random
 
 from parallax.graph.cut.graph_to_cut import GraphToCut
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 
 
 def tensors_of(names, draw, most):
@@ -57,7 +57,7 @@ def value_of(name, taken):
 def run_whole(graph):
     values = {}
     for node in graph.order:
-        values[node] = value_of(node, (values[split_tensor(t)[0]] for t in graph.inputs[node]))
+        values[node] = value_of(node, (values[node_of(t)] for t in graph.inputs[node]))
     return values
 
 
@@ -72,7 +72,7 @@ def run_stages(graph, places, messages, count, draw):
             words.setdefault(taker, []).append(m.number)
 
     def taken(stage, tensor):
-        source = split_tensor(tensor)[0]
+        source = node_of(tensor)
         return (
             values.get((stage, source))
             if places.get(source, stage) == stage

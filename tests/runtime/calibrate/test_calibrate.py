@@ -318,7 +318,7 @@ def test_a_mutated_message_of_rank_0_is_refused_in_words_or_of_the_right_types(m
 
 
 def test_a_damaged_message_of_rank_0_is_refused():
-    with pytest.raises(LaunchError, match="must come as rank 0 writes it, and its .* do not have the checksum"):
+    with pytest.raises(LaunchError, match="sent a damaged message: its .* do not have the checksum"):
         _RankOutput().write(b"[0] " + sealed_value(MESSAGES[3]).replace(b"1.5", b"2.5"))
 
 

@@ -150,7 +150,10 @@ def test_files_that_were_cut_moved_or_are_none_are_left_out(tmp_path, caplog):
     with (part / "base-0").open("ab") as file:
         file.write(b"more")
     assert parts_in(tmp_path) == []
-    with pytest.raises(CheckpointError, match="must be as it was written, and .*record-1: it does not begin with"):
+    with pytest.raises(
+        CheckpointError,
+        match="record-1, a part of an in-memory checkpoint, is missing or damaged: it does not begin with",
+    ):
         PartView(part, 1)
 
 
@@ -227,7 +230,7 @@ def test_rows_that_no_host_has_any_more_are_named(tmp_path):
     job = Job(tmp_path, 1)
     job.run(moves=100)
     hosts = job.found(lost=1)
-    with pytest.raises(CheckpointError, match="those of rank 1 are on none: hosts that hold each other's rows"):
+    with pytest.raises(CheckpointError, match="No available host holds the rows of rank 1: hosts that replicate each other"):
         choose_set([hosts[0], hosts[2]])  # hosts 1 and 2 are gone
 
 

@@ -93,7 +93,7 @@ class Model:
 @pytest.fixture(autouse=True)
 def meetings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python functions stand for what workers meet in."""
-    monkeypatch.setattr(overlapping, "is_meeting", lambda op: op == "PyFunc")
+    monkeypatch.setattr(overlapping, "is_exchange", lambda op: op == "PyFunc")
 
 
 def nothing(number: int) -> None:

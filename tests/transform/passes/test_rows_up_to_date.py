@@ -7,7 +7,7 @@ import tensorflow as tf
 from parallax.analysis.reading.capture import capture
 from parallax.base.errors import SessionError, TransformError
 from parallax.graph.row_updates import BRING_UP_TO_DATE, GATHER_ROWS, UPDATE_ROWS, states_of
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.runtime.worker.reports.id_errors import id_error
 from parallax.runtime.worker.script import what_text
 from parallax.runtime.worker.session.fetches import check_computed
@@ -44,7 +44,7 @@ class Model:
         made = type(view.graph_def)()
         made.CopyFrom(view.graph_def)
         (update,) = (node for node in made.node if node.op == UPDATE_ROWS)
-        return made, keep_up_to_date(made, [tuple(split_tensor(f"{handle}:0")[0] for handle in states_of(update))])
+        return made, keep_up_to_date(made, [tuple(node_of(f"{handle}:0") for handle in states_of(update))])
 
     def both(self, run):
         """What `run` gives of the graph as it is, and of that with updates by row."""

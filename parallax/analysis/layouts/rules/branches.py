@@ -6,7 +6,7 @@ from parallax.analysis.layouts.rules.facts import BLANK, COUNTED, LENGTHS, REPLI
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.graph.control_flow import branches_at, branches_of
 from parallax.graph.lengths import Length
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.plans.layouts import Layout, Sharded
 
 _COPIES = ("Identity", "Reshape", "Cast", "BroadcastTo", "Tile", "ExpandDims", "Snapshot", "Switch", "Enter")
@@ -130,9 +130,9 @@ def _join_dims(step: StepWalk, output: str, layout: Layout, one: Fact, other: Fa
 
 def are_zeros(view: GraphView, tensor: str) -> bool:
     """Whether a tensor is zeros, whatever its shape."""
-    node = split_tensor(tensor)[0]
+    node = node_of(tensor)
     while view.op(node) in _COPIES or view.op(node) == "Fill":
-        node = split_tensor(view.inputs(node)[1 if view.op(node) == "Fill" else 0])[0]
+        node = node_of(view.inputs(node)[1 if view.op(node) == "Fill" else 0])
     if view.op(node) == "ZerosLike":
         return True
     value = view.constant(f"{node}:0") if view.op(node) == "Const" else None

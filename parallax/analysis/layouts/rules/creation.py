@@ -7,7 +7,7 @@ from parallax.analysis.layouts.rules.plain import is_plain
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.analysis.layouts.rules.values import compute_value
 from parallax.graph.lengths import ONE, Length
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.plans.layouts import OffsetRange, Sharded, ShardedAxis
 
 _OF_CONSTANTS = frozenset(
@@ -54,7 +54,7 @@ def make_range(step: StepWalk, node: str) -> list[Fact] | None:
 
 def _has_constant_seed(view: GraphView, node: str) -> bool:
     """Whether a stateless random op draws the same numbers in every step."""
-    seeds = [split_tensor(tensor)[0] for tensor in view.inputs(node)[1:]]
+    seeds = [node_of(tensor) for tensor in view.inputs(node)[1:]]
     return {view.op(one) for one in view.ancestors(seeds)} <= _OF_CONSTANTS
 
 

@@ -11,7 +11,7 @@ from parallax.analysis.layouts.rules.reductions import add_by_segment
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.batches import sparse_feeds
 from parallax.graph.lengths import ONE, Length
-from parallax.graph.view import Edge, split_tensor
+from parallax.graph.view import Edge, node_of, split_tensor
 from parallax.plans.layouts import UNEVEN, ExampleNumbers, OffsetRange, Sharded, ShardedAxis
 
 _MOVES = (
@@ -192,7 +192,7 @@ def find_first_numbers(step: StepWalk, node: str, slot: int, part: ShardedAxis) 
     fact = step.facts[tensor]
     if fact.axis != 0 or fact.rank is None or fact.rank < 2 or fact.part is None:
         return None
-    concatenation = split_tensor(view.source(tensor))[0]
+    concatenation = node_of(view.source(tensor))
     is_joined = view.op(concatenation) in ("ConcatV2", "Pack") and _is_along_last(step, concatenation, fact.rank)
     return find_numbers(step, view.inputs(concatenation)[0] if is_joined else tensor, part, not is_joined)
 
@@ -255,9 +255,9 @@ def _find_product(step: StepWalk, tensor: str, part: ShardedAxis) -> ExampleNumb
 
 def _find_moved(step: StepWalk, tensor: str) -> str:
     """The node that computes the numbers that a tensor has in another shape or type."""
-    node = split_tensor(tensor)[0]
+    node = node_of(tensor)
     while step.view.op(node) in _MOVES and step.view.op(node) != "DynamicPartition":
-        node = split_tensor(step.view.inputs(node)[0])[0]
+        node = node_of(step.view.inputs(node)[0])
     return node
 
 
@@ -278,7 +278,7 @@ def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool
         if is_of_places and (fact.dims or ())[-1:] != (step.facts[inputs[0]].dims or (ONE,))[-1:]:
             return None
         column = _find_column(step, node) if op == "StridedSlice" else None
-        if column == 0 or (column == 1 and split_tensor(view.source(inputs[0]))[0] in step.adjacent):
+        if column == 0 or (column == 1 and node_of(view.source(inputs[0])) in step.adjacent):
             tensor, is_first = inputs[0], True
         elif op in _MOVES or (op == "Pack" and len(inputs) == 1) or (op == "StridedSlice" and _adds_axes(step, node)):
             tensor = inputs[0]
@@ -331,7 +331,7 @@ def _adds_axes(step: StepWalk, node: str) -> bool:
 def _is_zero_alone(step: StepWalk, node: str, part: ShardedAxis) -> bool:
     """Whether a Select returns indices, or 0 where an axis has one entry alone, whose index that is."""
     view, (is_more, _, other) = step.view, step.view.inputs(node)
-    zero, comparison = view.constant(other), split_tensor(view.source(is_more))[0]
+    zero, comparison = view.constant(other), node_of(view.source(is_more))
     if zero is None or np.any(zero != 0) or view.op(comparison) != "Greater":
         return False
     length, one = (step.facts[tensor].value for tensor in view.inputs(comparison))
@@ -340,7 +340,7 @@ def _is_zero_alone(step: StepWalk, node: str, part: ShardedAxis) -> bool:
 
 def _is_of_ones(step: StepWalk, tensor: str, is_first: bool) -> bool:
     """Whether a tensor is 1 everywhere, or at least at the first position along its last axis."""
-    node = split_tensor(step.view.source(tensor))[0]
+    node = node_of(step.view.source(tensor))
     if step.view.op(node) == "OnesLike":
         return True
     value = (
@@ -354,12 +354,12 @@ def _is_of_ones(step: StepWalk, tensor: str, is_first: bool) -> bool:
 def _begin_with_zero(step: StepWalk, tensor: str) -> bool:
     """Whether a tensor is 0 at the first of several positions along its last axis."""
     view, fact = step.view, step.facts[tensor]
-    node = split_tensor(tensor)[0]
+    node = node_of(tensor)
     while view.op(node) in ("Identity", "Tile", "BroadcastTo", "ExpandDims", "Reshape"):
         tensor = view.inputs(node)[0]
         if (step.facts[tensor].dims or ())[-1:] != (fact.dims or (ONE,))[-1:]:
             return False
-        node = split_tensor(tensor)[0]
+        node = node_of(tensor)
     rank = step.facts[tensor].rank
     if view.op(node) not in ("ConcatV2", "Pack") or rank is None or not _is_along_last(step, node, rank):
         return False

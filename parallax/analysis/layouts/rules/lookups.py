@@ -5,7 +5,7 @@ from __future__ import annotations
 from parallax.analysis.layouts.rules.facts import REPLICATED, Fact
 from parallax.analysis.layouts.rules.plain import is_plain
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.plans.layouts import Sharded
 
 
@@ -48,7 +48,7 @@ def look_up_rows(step: StepWalk, node: str) -> list[Fact] | None:
 def find_in_table(step: StepWalk, node: str) -> list[Fact] | None:
     """LookupTableFind: the value of an immutable table for each key."""
     table, keys = step.view.source(step.view.inputs(node)[0]), step.inputs(node)[1]
-    if step.view.op(split_tensor(table)[0]) not in ("HashTable", "HashTableV2") or keys.part is None:
+    if step.view.op(node_of(table)) not in ("HashTable", "HashTableV2") or keys.part is None:
         return None
     step.require_layout(node, 2, REPLICATED)
     return step.all_outputs(node, keys.layout, keys.dims)

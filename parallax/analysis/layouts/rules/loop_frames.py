@@ -21,7 +21,7 @@ from parallax.base.errors import GraphError
 from parallax.graph.control_flow import LoopFrame, Unit
 from parallax.graph.lengths import Length
 from parallax.graph.tensor_stores import store_of
-from parallax.graph.view import NEXT_ITERATIONS, split_tensor
+from parallax.graph.view import NEXT_ITERATIONS, node_of
 from parallax.plans.layouts import Distinct, ExampleNumbers, Layout, Partial, Pieces, Positions, Sharded
 
 _MOST_ROUNDS = 8
@@ -109,7 +109,7 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]
         if joined_by_head == facts and inner.stored == stored:
             inner.gathered -= step.gathered
             for head, fact in facts.items():
-                _convert_result(inner, split_tensor(begins[head][1])[0], fact.layout)
+                _convert_result(inner, node_of(begins[head][1]), fact.layout)
             return inner
         joined_facts = {head: fact for head, fact in joined_by_head.items() if fact is not None}
         if len(joined_facts) < len(joined_by_head):
@@ -128,7 +128,7 @@ def _convert_result(inner: StepWalk, next_turn: str, layout: Layout) -> None:
 def _find_begin(step: StepWalk, head: str, starts: Mapping[str, Fact]) -> tuple[str, str, bool]:
     """A loop variable's initial tensor, its value after an iteration, and whether it begins with zeros."""
     view = step.view
-    nodes = [split_tensor(tensor)[0] for tensor in view.inputs(head)]
+    nodes = [node_of(tensor) for tensor in view.inputs(head)]
     enters = [node for node in nodes if node in starts]
     turns = [f"{node}:0" for node in nodes if view.op(node) in NEXT_ITERATIONS]
     if len(enters) != 1 or len(turns) != 1:
@@ -159,7 +159,7 @@ def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> set[str]
     if not all(_are_alike(inner, *inner.grown[f"{head}:0"]) for head in frame.heads if f"{head}:0" in inner.grown):
         return None
     completed = _find_completions(inner, {f"{enter}:0" for enter in frame.enters}, _find_left(step, frame, inner))
-    return None if completed is None else {split_tensor(tensor)[0] for tensor in completed}
+    return None if completed is None else {node_of(tensor) for tensor in completed}
 
 
 def _are_alike(inner: StepWalk, rows: str, numbers: str) -> bool:
@@ -182,7 +182,7 @@ def _find_left(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
 def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Set[str]) -> None:
     """Converts the loop's inputs to the layouts that its iterations require."""
     view = step.view
-    begun = {split_tensor(tensor)[0]: head for head in frame.heads for tensor in view.inputs(head)}
+    begun = {node_of(tensor): head for head in frame.heads for tensor in view.inputs(head)}
     for enter in frame.enters:
         start = step.facts[view.inputs(enter)[0]]
         layout: Layout = inner.facts[f"{enter}:0"].layout
@@ -283,7 +283,7 @@ def _is_own(inner: StepWalk, tensor: str, after: Layout) -> bool:
 
 def _is_computable(inner: StepWalk, tensor: str) -> bool:
     """Whether a worker can compute the values of one process within an iteration, from batch lengths."""
-    fact, node = inner.facts[tensor], split_tensor(tensor)[0]
+    fact, node = inner.facts[tensor], node_of(tensor)
     if fact.is_same or (fact.is_lengths and not inner.is_list(tensor) and inner.is_of_batches(fact)):
         return True
     if not fact.is_lengths or inner.is_list(tensor) or inner.view.op(node) in (*_TAKES, *_PASSES):
@@ -302,7 +302,7 @@ def _find_incomplete(inner: StepWalk, starts: Set[str], tensor: str) -> set[str]
         if one in starts:
             incomplete.add(one)
             continue
-        fresh = [tensor_read for tensor_read in view.inputs(split_tensor(one)[0]) if tensor_read not in seen]
+        fresh = [tensor_read for tensor_read in view.inputs(node_of(one)) if tensor_read not in seen]
         seen |= set(fresh)
         waiting += fresh
     return incomplete

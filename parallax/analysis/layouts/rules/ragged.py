@@ -14,7 +14,7 @@ from parallax.analysis.layouts.rules.slicing import slice_strided
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.base.errors import GraphError
 from parallax.graph.lengths import Length
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.plans.layouts import OffsetRange, RowEnds, Sharded, ShardedAxis
 
 TAKE_ENDS = ("Cast", "Identity", "RaggedTensorToTensor", "Shape", "StridedSlice")
@@ -81,10 +81,10 @@ def _name_longest(ends: RowEnds) -> Length:
 
 def _find_ends_of_lengths(step: StepWalk, tensor: str) -> RowEnds | None:
     """For row lengths, the row splits: they are computed as an end less a begin."""
-    view, node = step.view, split_tensor(step.view.source(tensor))[0]
+    view, node = step.view, node_of(step.view.source(tensor))
     while view.op(node) == "Cast":
-        node = split_tensor(view.source(view.inputs(node)[0]))[0]
-    cuts = [split_tensor(view.source(one))[0] for one in view.inputs(node)] if view.op(node) == "Sub" else []
+        node = node_of(view.source(view.inputs(node)[0]))
+    cuts = [node_of(view.source(one)) for one in view.inputs(node)] if view.op(node) == "Sub" else []
     if [view.op(one) for one in cuts] != ["StridedSlice", "StridedSlice"]:
         return None
     layouts = [step.facts[view.inputs(one)[0]].layout for one in cuts]

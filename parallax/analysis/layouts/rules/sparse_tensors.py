@@ -19,7 +19,7 @@ from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.base.errors import GraphError
 from parallax.graph.batches import SparseFeed, sparse_feeds
 from parallax.graph.lengths import ONE, Length
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.plans.layouts import (
     DISTINCT,
     UNEVEN,
@@ -42,8 +42,8 @@ def find_nonzero(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     step.ranges.append(OffsetRange(node, fact.part, along=step.view.inputs(node)[0]))
     mask = step.view.source(step.view.inputs(node)[0])  # entries that are selected alike have equal lengths
-    while step.view.op(split_tensor(mask)[0]) == "Reshape":
-        mask = step.view.source(step.view.inputs(split_tensor(mask)[0])[0])
+    while step.view.op(node_of(mask)) == "Reshape":
+        mask = step.view.source(step.view.inputs(node_of(mask))[0])
     shard = ShardedAxis(fact.part.batch, Length.of(f"{step.prefix}true of {mask}{UNEVEN}"))
     return step.all_outputs(node, Sharded(0, shard), (shard.length, Length.of(fact.rank)))
 
@@ -261,9 +261,9 @@ def _take_numbers(step: StepWalk, node: str, slot: int, along: ShardedAxis | Non
 
 def _is_fed(step: StepWalk, tensor: str) -> bool:
     """Whether numbers are a batch's feed, or a column of it; the indices of a fed sparse tensor are not."""
-    node = split_tensor(step.view.source(tensor))[0]
+    node = node_of(step.view.source(tensor))
     while step.view.op(node) in _COPIES:
-        node = split_tensor(step.view.source(step.view.inputs(node)[0]))[0]
+        node = node_of(step.view.source(step.view.inputs(node)[0]))
     return node in step.batches and node not in sparse_feeds(step.view)
 
 
@@ -301,7 +301,7 @@ def find_counted_lengths(step: StepWalk) -> set[str]:
         if isinstance(layout, Distinct | Positions):
             lengths.add(layout.of)
         elif layout == LENGTHS:
-            node = split_tensor(tensor)[0]
+            node = node_of(tensor)
             lengths |= {node} if step.view.op(node) in PARSE else set()
             lengths_read += step.view.inputs(node)
     return lengths

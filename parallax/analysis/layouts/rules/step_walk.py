@@ -9,7 +9,7 @@ from functools import cached_property
 
 from parallax.analysis.layouts.rules.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
 from parallax.graph.lengths import Length
-from parallax.graph.view import Edge, GraphView, split_tensor
+from parallax.graph.view import Edge, GraphView, node_of, split_tensor
 from parallax.plans.layouts import (
     DISTINCT,
     Concatenated,
@@ -152,7 +152,7 @@ class StepWalk:
             if isinstance(fact.layout, Partial) and items - self.completed.keys():
                 self.incomplete |= items  # the next traversal reduces them before they are stored
             elif fact.layout != BLANK:
-                self.gathered.add(split_tensor(tensor)[0])
+                self.gathered.add(node_of(tensor))
             self.converted_reads[edge] = layout
             return Fact(layout, fact.dims)
         if isinstance(layout, Sharded) and fact.is_same and self.fed_scalars:

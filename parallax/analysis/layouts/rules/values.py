@@ -11,7 +11,7 @@ import tensorflow as tf
 from parallax.analysis.layouts.rules.facts import Fact, Value
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.lengths import ONE, Length, broadcast, multiply
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 _MOST = 64
 """Vectors with more elements have no recorded values: no shape has that many axes."""
@@ -324,7 +324,7 @@ def flatten_matrix(step: StepWalk, tensor: str) -> Value | None:
         step: the traversal.
         tensor: a matrix; supported are rows and columns of constants, and vectors as columns.
     """
-    view, node = step.view, split_tensor(tensor)[0]
+    view, node = step.view, node_of(tensor)
     inputs, op = view.inputs(node), view.op(node)
     if op == "Slice":
         whole, (begin, size) = view.constant(inputs[0]), (step.facts[one].numbers() for one in inputs[1:])
@@ -334,16 +334,12 @@ def flatten_matrix(step: StepWalk, tensor: str) -> Value | None:
         return tuple(Length.of(int(n)) for n in cut.ravel())
     if op == "ConcatV2":
         return _join_columns(step, node)
-    if op != "Transpose" or view.op(split_tensor(inputs[0])[0]) != "Pack":
+    if op != "Transpose" or view.op(node_of(inputs[0])) != "Pack":
         return None
-    rows = [step.facts[one].value for one in view.inputs(split_tensor(inputs[0])[0])]
+    rows = [step.facts[one].value for one in view.inputs(node_of(inputs[0]))]
     vectors = [row for row in rows if isinstance(row, tuple)]
     is_known = len(vectors) == len(rows) and len(set(map(len, vectors))) == 1
-    if (
-        not is_known
-        or view.nodes[split_tensor(inputs[0])[0]].attr["axis"].i
-        or step.facts[inputs[1]].numbers() != [1, 0]
-    ):
+    if not is_known or view.nodes[node_of(inputs[0])].attr["axis"].i or step.facts[inputs[1]].numbers() != [1, 0]:
         return None
     return tuple(length for column in zip(*vectors, strict=True) for length in column)
 
@@ -351,7 +347,7 @@ def flatten_matrix(step: StepWalk, tensor: str) -> Value | None:
 def _join_columns(step: StepWalk, node: str) -> Value | None:
     """The elements of vectors that are the columns of a matrix."""
     view, (*columns, axis) = step.view, step.view.inputs(node)
-    makers = [split_tensor(column)[0] for column in columns]
+    makers = [node_of(column) for column in columns]
     if step.facts[axis].numbers() != [1] or any(view.op(maker) != "Reshape" for maker in makers):
         return None
     facts = [step.facts[view.inputs(maker)[0]] for maker in makers]

@@ -47,7 +47,7 @@ from parallax.analysis.reading.batches.unclassified_constants import (
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.base.types import Array, GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 _CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 _MEASURED = re.compile(r"(^|/)(Shape|Size|shape|size|shape_as_tensor)(_\d+)?$")
@@ -213,7 +213,7 @@ class BatchConstants:
         """Replaces a constant that is compared with the batch length, and equals it, with that length."""
         one, other = (self._view.constant(tensor) for tensor in self._view.inputs(node.name))
         is_equal = one is not None and other is not None and np.array_equal(one, other)
-        is_made = [split_tensor(tensor)[0] not in self._view.nodes for tensor in inferred.inputs(node.name)]
+        is_made = [node_of(tensor) not in self._view.nodes for tensor in inferred.inputs(node.name)]
         if is_equal and any(is_made) and self._is_outside(node.name):
             self._changed.add(node.name)
             made = node.input[is_made.index(True)]
@@ -222,12 +222,12 @@ class BatchConstants:
     def _open_turns(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         """Makes a loop with at most one iteration for each example, and an equal count, count the examples."""
         by_name = {one.name: one for one in opened.node}
-        pair = [by_name[split_tensor(tensor)[0]] for tensor in inferred.inputs(node.name)]
+        pair = [by_name[node_of(tensor)] for tensor in inferred.inputs(node.name)]
         if any(one.op != "Less" for one in pair):
             return
         for counted, limit in (pair, pair[::-1]):
             number, most = self._view.constant(self._view.inputs(counted.name)[1]), inferred.inputs(limit.name)[1]
-            is_open = most == self._batch or f"{split_tensor(most)[0]}@0" in self._changed
+            is_open = most == self._batch or f"{node_of(most)}@0" in self._changed
             is_alike = inferred.dtype(most) == self._view.dtype(self._view.inputs(counted.name)[1])
             if number is not None and is_open and is_alike and self._numbers.find_factor(int(number)):
                 self._changed.add(counted.name)
@@ -250,7 +250,7 @@ class BatchConstants:
 
     def _value(self, inferred: GraphView, tensor: str) -> Array | None:
         """A constant, or a vector of constants from a Pack or a ConcatV2."""
-        node = split_tensor(tensor)[0]
+        node = node_of(tensor)
         if inferred.op(node) not in _JOINS:
             return inferred.constant(tensor)
         parts = [inferred.constant(part) for part in inferred.inputs(node)]
@@ -285,9 +285,9 @@ class BatchConstants:
 
     def open_input(self, opened: GraphDef, node: NodeDef, slot: int, axis: int) -> None:
         """Resizes a node's constant input to the batch's length along an axis."""
-        maker = split_tensor(self._view.inputs(node.name)[slot])[0]
+        maker = node_of(self._view.inputs(node.name)[slot])
         while self._view.op(maker) in ("Identity", "Cast") and maker in self._forward:
-            maker = split_tensor(self._view.inputs(maker)[0])[0]
+            maker = node_of(self._view.inputs(maker)[0])
         shape_slot = SHAPE_SLOT.get(self._view.op(maker))
         by_name = {one.name: one for one in opened.node}
         if self._view.op(maker) == "Const":
@@ -331,7 +331,7 @@ class BatchConstants:
             return
         find_factor = self._numbers.find_factor_of_scalar if node.op == "Cast" else self._numbers.find_factor
         factor = find_factor(int(number))
-        if factor and self._is_outside(split_tensor(tensor)[0]):
+        if factor and self._is_outside(node_of(tensor)):
             self._changed.add(f"{node.name}@{slot}")
             node.input[slot] = add_length(opened, self._batch, node.name, self._view.dtype(tensor), factor)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.construction.recorded_gradients import Record
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 AS_FIRST = """
     Abs BatchToSpaceND BroadcastTo Cast EnsureShape ExpandDims Gather GatherV2 Identity MirrorPad Neg Pad
@@ -123,7 +123,7 @@ class BatchDegrees:
         waiting, reached = [f"{node}:0"], {f"{node}:0"}
         while waiting:
             one = waiting.pop()
-            if split_tensor(one)[0] in self._losses:
+            if node_of(one) in self._losses:
                 return False
             for taker in (edge.node for edge in self._inferred.consumers(one) if self._is_forward(edge.node)):
                 made = [t for t in self._inferred.outputs(taker) if self.has_axis(t)]
@@ -187,7 +187,7 @@ class BatchDegrees:
         """The degree of an element of a shape, which a slice selects."""
         seen = self._inferred
         shape, *bounds = seen.inputs(node)
-        of = split_tensor(seen.source(shape))[0]
+        of = node_of(seen.source(shape))
         begin = seen.constant(bounds[0]) if seen.op(node) == "StridedSlice" and seen.op(of) == "Shape" else None
         if begin is None or len(begin) != 1 or not seen.flag(node, "shrink_axis_mask"):
             return None

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.base.types import Array, GraphDef
-from parallax.graph.view import split_tensor, tensor_name
+from parallax.graph.view import node_of, tensor_name
 
 Dims = tuple[int, ...]
 
@@ -20,7 +20,7 @@ def add_constant(opened: GraphDef, name: str, value: Array, instead: str) -> str
     with tf.Graph().as_default() as graph:
         tf.constant(value, name="value")
     made = _move_in(opened, graph.as_graph_def(), "", name)
-    before = next(one for one in opened.node if one.name == split_tensor(tensor_name(instead))[0])
+    before = next(one for one in opened.node if one.name == node_of(tensor_name(instead)))
     opened.node[-1].input.extend(waited for waited in before.input if waited.startswith("^"))
     return made
 
@@ -86,7 +86,7 @@ def add_length(
 
 
 def _length(opened: GraphDef, batch: str, dtype: np.dtype, factor: int) -> tf.Tensor:
-    node = next(one for one in opened.node if one.name == split_tensor(batch)[0])
+    node = next(one for one in opened.node if one.name == node_of(batch))
     shape = [None if dim.size < 0 else int(dim.size) for dim in node.attr["shape"].shape.dim]
     stand_in = tf.compat.v1.placeholder(tf.as_dtype(node.attr["dtype"].type), shape, name="batch")
     if shape:

@@ -10,7 +10,7 @@ from collections.abc import Set
 
 from parallax.graph.batches import has_loops, is_opened, mark_batch_of_script, sparse_feeds
 from parallax.graph.ops import ELEMENTWISE
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 SOURCES = (
     *("Placeholder", "PlaceholderV2", "IteratorGetNext", "QueueDequeue", "QueueDequeueV2"),
@@ -141,5 +141,5 @@ def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[lis
 
 
 def _leads_on(view: GraphView, tensor: str) -> bool:
-    shape, op = view.shape(tensor), view.op(split_tensor(tensor)[0])
+    shape, op = view.shape(tensor), view.op(node_of(tensor))
     return shape is None or None in shape or view.dtype(tensor) in _LEADING or op in (*_FLOWS, *_PASSES)

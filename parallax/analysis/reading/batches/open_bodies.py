@@ -22,7 +22,7 @@ from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
 from parallax.analysis.reading.lowering.inline import registering_library
 from parallax.base.types import FunctionDef, GraphDef, NameAttrList, NodeDef
 from parallax.graph.ops import takes_functions
-from parallax.graph.view import GraphView, Shape, split_tensor, tensor_name
+from parallax.graph.view import GraphView, Shape, node_of, tensor_name
 
 CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 _SHAPES = "_output_shapes"
@@ -101,7 +101,7 @@ class OpenBodies:
         declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape] or argument_shapes
         opened_shapes = [_opened_as(one, now) for one, now in zip(declared, argument_shapes, strict=True)]
         handles = _variables(inferred, inferred.inputs(node.name))
-        turns = 1 if split_tensor(inferred.inputs(node.name)[1])[0] not in self._view.nodes else None
+        turns = 1 if node_of(inferred.inputs(node.name)[1]) not in self._view.nodes else None
         turned = self._open_function(opened, node.attr["body"].func.name, opened_shapes, handles, turns)
         decided = self._open_function(opened, node.attr["cond"].func.name, opened_shapes, handles, turns)
         self.are_classified &= turned.is_classified and decided.is_classified
@@ -112,7 +112,7 @@ class OpenBodies:
                 self.are_classified = False  # decided in the next pass, if it is open then
         is_changed = False
         for tensor in inferred.inputs(node.name):  # it stores the tensors that the old gradients read in each iteration
-            maker = by_name[split_tensor(tensor)[0]]
+            maker = by_name[node_of(tensor)]
             if maker.op in LISTS:
                 is_changed |= constants.open_list(opened, maker)
         return _declare(node, declared, opened_shapes) or is_changed
@@ -230,7 +230,7 @@ def _branches(node: NodeDef) -> Sequence[NameAttrList]:
 
 def _variables(inferred: GraphView, tensors: Sequence[str]) -> list[NodeDef | None]:
     """The variables behind some tensors, which are their handles."""
-    nodes = [inferred.nodes[split_tensor(tensor)[0]] for tensor in tensors]
+    nodes = [inferred.nodes[node_of(tensor)] for tensor in tensors]
     return [node if node.op == "VarHandleOp" else None for node in nodes]
 
 
@@ -274,7 +274,7 @@ def _write_back(function: FunctionDef, before: GraphDef, body: GraphDef) -> None
 
 def _input_of_function(input_name: str, made: Mapping[str, NodeDef]) -> str:
     """A function's name for one of its arguments, or for the result of an added node."""
-    name = split_tensor(tensor_name(input_name))[0]
+    name = node_of(tensor_name(input_name))
     if input_name.startswith("^") or made[name].op == "Placeholder":
         return input_name if input_name.startswith("^") else name
     return f"{name}:{op_def_registry.get(made[name].op).output_arg[0].name}:0"

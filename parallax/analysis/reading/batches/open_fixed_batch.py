@@ -28,7 +28,7 @@ from parallax.analysis.reading.construction.old_contexts import Contexts, import
 from parallax.analysis.reading.construction.recorded_gradients import Record, losses_of, records_in
 from parallax.base.types import Graph, GraphDef
 from parallax.graph.batches import mark_opened
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 SCOPE = "parallax_opened"
 _UNKNOWN = "constants of that size may be the batch size or a layer width"
@@ -78,7 +78,7 @@ def open_fixed_batch(
         return "not all gradients come from tf.gradients, called with tensors after parallax was imported"
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     losses = losses_of(records)
-    delivered = {split_tensor(t)[0] for record in records for _, *found in record.gradients for t in found if t}
+    delivered = {node_of(t) for record in records for _, *found in record.gradients for t in found if t}
     of_losses = view.ancestors(losses) - autodiff
     forward = of_losses | (view.nodes.keys() - autodiff - initial)
     sources = [
@@ -88,7 +88,7 @@ def open_fixed_batch(
         for tensor in view.outputs(node)
         if view.shape(tensor)
     ]
-    lengths = {(view.shape(tensor) or (None,))[0] for tensor in sources if split_tensor(tensor)[0] in of_losses}
+    lengths = {(view.shape(tensor) or (None,))[0] for tensor in sources if node_of(tensor) in of_losses}
     length = lengths.pop() if len(lengths) == 1 else None
     if length is None or length < 2:
         several = ", ".join(sorted(map(str, {*lengths, length} - {None})))
@@ -168,7 +168,7 @@ def _open_delivered(view: GraphView, inferred: GraphView, opened: GraphDef, reco
     }
     for values, target in delivered.items():
         name, takers = _seen_open(values), [edge for edge in view.consumers(values) if edge.node not in autodiff]
-        is_there = all(split_tensor(tensor)[0] in inferred.nodes for tensor in (values, target))
+        is_there = all(node_of(tensor) in inferred.nodes for tensor in (values, target))
         if name in by_name or not takers or not is_there or find_open_axis(view, inferred, target) is None:
             continue
         made = opened.node.add(name=name, op="PlaceholderWithDefault", input=[values])
@@ -206,12 +206,9 @@ def _find_part_of_losses(
 
     A constant depends on the tensor from whose shape it was made.
     """
-    begin = {split_tensor(tensor)[0] for tensor in sources}
+    begin = {node_of(tensor) for tensor in sources}
     loss_nodes = view.ancestors(losses | view.reach(begin, view.nodes.keys() - autodiff))
-    while (
-        more := {split_tensor(one.tensor)[0] for constant, one in measured.items() if constant in loss_nodes}
-        - loss_nodes
-    ):
+    while more := {node_of(one.tensor) for constant, one in measured.items() if constant in loss_nodes} - loss_nodes:
         loss_nodes |= view.ancestors(more)
     return loss_nodes
 
@@ -260,7 +257,7 @@ def _derive_gradients(
                     parts[shape] = tf.cast(gradient.dense_shape, tf.as_dtype(fixed.dtype(shape)))
                 copies = {one: new for old, new in parts.items() for one in _find_copied(fixed, old, record.ops)}
                 for old, new in (copies | parts).items():
-                    if _node_of(old) not in outside:
+                    if node_of(old) not in outside:
                         _redirect(graph, record, old, new)
                     instead[old] = new
     ops = [op.name for op in graph.get_operations()]
@@ -286,7 +283,7 @@ def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, outside: Set[
         if node not in outside or view.op(node) != fixed.op(node):
             continue
         for new, old in zip(view.inputs(node), fixed.inputs(node), strict=True):
-            if new in changed or (_node_of(new) not in outside and _is_another(fixed, view, new, old)):
+            if new in changed or (node_of(new) not in outside and _is_another(fixed, view, new, old)):
                 reached.add(node)
                 changed.update(t for t in fixed.outputs(node) if fixed.shape(t) != () or fixed.dtype(t) in _LEADING)
                 break
@@ -297,7 +294,7 @@ def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, outside: Set[
             part.node[-1].attr.pop("_class", None)
             del part.node[-1].input[len(view.inputs(node.name)) :]  # control inputs do not affect shapes
     drop_shapes(part.node)
-    known = {tensor for node in others for tensor in view.inputs(node) if _node_of(tensor) not in others}
+    known = {tensor for node in others for tensor in view.inputs(node) if node_of(tensor) not in others}
     known_tensors = {name: graph.get_tensor_by_name(name) for name in known}
     with graph.as_default():  # a node with the name of a scope of the graph is renamed there
         imported = tf.graph_util.import_graph_def(part, known_tensors, list(reached), name="")
@@ -308,24 +305,18 @@ def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, outside: Set[
             view.nodes[name].attr["_output_shapes"].list.shape.extend(shapes)
 
 
-def _node_of(tensor: str) -> str:
-    return split_tensor(tensor)[0]
-
-
 def _is_another(fixed: GraphView, view: GraphView, new: str, old: str) -> bool:
     """Whether a tensor that gradients may depend on has another shape than before, or integers, possibly lengths."""
-    return fixed.shape(old) != view.shape(new) or (
-        view.op(split_tensor(new)[0]) != "Const" and view.dtype(new) in _LEADING
-    )
+    return fixed.shape(old) != view.shape(new) or (view.op(node_of(new)) != "Const" and view.dtype(new) in _LEADING)
 
 
 def _find_copied(view: GraphView, gradient: str, autodiff: Set[str]) -> list[str]:
     """The tensors of autodiff of which a gradient is a copy, as a call's result is; rewritten updates read these."""
     copies: list[str] = []
-    while view.op(node := _node_of(gradient)) == "Identity" and node in autodiff:
+    while view.op(node := node_of(gradient)) == "Identity" and node in autodiff:
         gradient = view.inputs(node)[0]
         copies.append(gradient)
-    return [tensor for tensor in copies if _node_of(tensor) in autodiff]
+    return [tensor for tensor in copies if node_of(tensor) in autodiff]
 
 
 def _redirect(graph: Graph, record: Record, old: str, new: tf.Tensor) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parallax.analysis.reading.batches.batch_lengths import Dims
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 _REGROUPS = ("Reshape", "Tile")
 """The ops that derive a multiple of the batch length from another one; results of others have another meaning."""
@@ -68,7 +68,7 @@ def find_open_lengths(view: GraphView, inferred: GraphView, forward: Set[str]) -
 
 def find_open_axis(view: GraphView, inferred: GraphView, tensor: str) -> int | None:
     """The axis of a tensor that is open and has a known length in the graph for the fixed batch."""
-    before = view.shape(tensor) if split_tensor(tensor)[0] in view.nodes else inferred.shape(tensor)
+    before = view.shape(tensor) if node_of(tensor) in view.nodes else inferred.shape(tensor)
     now = inferred.shape(tensor)
     if now is None or before is None or len(now) != len(before):
         return None
@@ -111,4 +111,4 @@ def _find_sizes(dims: Dims, axis: int) -> Iterator[int]:
 
 def _is_open(inferred: GraphView, tensor: str) -> bool:
     shape = inferred.shape(tensor)
-    return split_tensor(tensor)[0] in inferred.nodes and shape is not None and None in shape
+    return node_of(tensor) in inferred.nodes and shape is not None and None in shape

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.batches import is_opened
-from parallax.graph.view import split_tensor, tensor_name
+from parallax.graph.view import node_of, tensor_name
 
 _SHAPES = "_output_shapes"
 
@@ -44,7 +44,7 @@ def replace_gradients(
     for old in instead:
         nodes.pop(inferred[old], None)
     _redirect_inputs(nodes, instead, autodiff, inferred)
-    new_by_node = {split_tensor(old)[0]: new for old, new in instead.items() if split_tensor(old)[0] in autodiff}
+    new_by_node = {node_of(old): new for old, new in instead.items() if node_of(old) in autodiff}
     for name, new in new_by_node.items():
         if name in nodes and _SHAPES in nodes[name].attr and len(nodes[name].attr[_SHAPES].list.shape) == 1:
             _become(nodes[name], new)
@@ -58,7 +58,7 @@ def _redirect_inputs(
     """Redirects the data and control inputs of all nodes but autodiff's to the new gradients."""
     names = {old: str(new.name) for old, new in instead.items()}
     new_by_input = {form: new for old, new in names.items() for name in (old, inferred[old]) for form in _forms(name)}
-    waited = {split_tensor(old)[0]: split_tensor(new)[0] for old, new in names.items()}
+    waited = {node_of(old): node_of(new) for old, new in names.items()}
     for name, node in nodes.items():
         if name in autodiff:
             continue
@@ -69,7 +69,7 @@ def _redirect_inputs(
             for one in (one[1:] for one in before if one[0] == "^"):
                 # A node that waits for a call waits for a node that reads its results.
                 results = nodes[one].input if one in autodiff and one not in waited else ()
-                replaced = [waited[result] for tensor in results if (result := _node_of(tensor)) in waited]
+                replaced = [waited[result] for tensor in results if (result := node_of(tensor)) in waited]
                 now += [f"^{other}" for other in replaced or [waited.get(one, one)]]
         if now != before:
             node.input[:] = now
@@ -89,7 +89,7 @@ def _become(node: NodeDef, new: tf.Tensor) -> None:
 
 def _find_kept(nodes: Mapping[str, NodeDef], autodiff: Set[str], delivered: Set[str]) -> list[NodeDef]:
     """The nodes without those of autodiff that are computed from the batch and on which nothing depends."""
-    needed = {name: [_node_of(one) for one in node.input] for name, node in nodes.items()}
+    needed = {name: [node_of(one) for one in node.input] for name, node in nodes.items()}
     takers: dict[str, list[str]] = {name: [] for name in nodes}
     for name, others in needed.items():
         for other in others:
@@ -114,8 +114,3 @@ def _reach(edges: Mapping[str, Sequence[str]], begin: Iterable[str]) -> set[str]
                 reached.add(other)
                 waiting.append(other)
     return reached
-
-
-def _node_of(input_name: str) -> str:
-    """The node that an input refers to."""
-    return input_name[1:] if input_name[0] == "^" else input_name.partition(":")[0]

@@ -12,7 +12,7 @@ from parallax.analysis.reading.batches.batch_degrees import BatchDegrees
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.base.types import NodeDef
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 
 SHAPE_SLOT = {
     "Fill": 0,
@@ -115,7 +115,7 @@ class UnclassifiedConstants:
             return True
         is_classified = self._is_classified_slice(inferred, node) or inferred.op(node) == "Assert"
         for slot, tensor in () if is_classified else enumerate(inferred.inputs(node)):
-            maker = split_tensor(tensor)[0]
+            maker = node_of(tensor)
             is_own = inferred.op(maker) == "Const" and maker in self._forward and f"{node}@{slot}" not in self._changed
             is_own = is_own and maker not in self._classified
             value = inferred.constant(tensor) if is_own else None
@@ -138,7 +138,7 @@ class UnclassifiedConstants:
             return False
         tensor = inferred.inputs(node)[0]
         axis = find_open_axis(self._view, inferred, tensor)
-        fixed = self._view.shape(tensor) if split_tensor(tensor)[0] in self._view.nodes else None
+        fixed = self._view.shape(tensor) if node_of(tensor) in self._view.nodes else None
         return axis is not None and (fixed is None or fixed[axis] is not None)
 
     def _has_place(self, inferred: GraphView, node: str) -> bool:
@@ -176,7 +176,7 @@ class UnclassifiedConstants:
 
     def _find_integer(self, inferred: GraphView, tensor: str) -> int:
         """A constant that is an integer; else 0."""
-        value = inferred.constant(tensor) if split_tensor(tensor)[0] in self._forward else None
+        value = inferred.constant(tensor) if node_of(tensor) in self._forward else None
         return int(value) if value is not None and value.ndim == 0 and value.dtype.kind == "i" else 0
 
     def _is_derived(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
@@ -197,7 +197,7 @@ class UnclassifiedConstants:
         if inferred not in self._reached:
             begin = {node for node in inferred.nodes if node not in self._view.nodes}
             self._reached = {inferred: self._reach(inferred, begin)}
-        return split_tensor(tensor)[0] in self._reached[inferred]
+        return node_of(tensor) in self._reached[inferred]
 
     def _is_length(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
         """Whether a number that a node reads may be a batch length, or its reciprocal.
@@ -217,7 +217,7 @@ class UnclassifiedConstants:
 
     def _is_made_for_batch(self, tensor: str) -> bool:
         """Whether a tensor is computed from constants, and an axis or entry of it may be the batch length."""
-        if self._view.op(split_tensor(tensor)[0]) in SHAPE_SLOT:
+        if self._view.op(node_of(tensor)) in SHAPE_SLOT:
             return any(n and self._numbers.is_multiple(float(n)) for n in self._view.shape(tensor) or ())
         value = self._view.constant(tensor) if self._view.shape(tensor) != () else None
         return value is not None and value.ndim > 0 and self._numbers.may_be_of_batch(value)

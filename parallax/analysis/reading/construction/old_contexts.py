@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.base.types import Graph, GraphDef, NodeDef, Operation
-from parallax.graph.view import split_tensor, tensor_name
+from parallax.graph.view import node_of
 
 _KEYS = (tf.compat.v1.GraphKeys.WHILE_CONTEXT, tf.compat.v1.GraphKeys.COND_CONTEXT)
 _LEAVES = ("Exit", "RefExit")
@@ -69,10 +69,10 @@ def import_with_contexts(graph_def: GraphDef, contexts: Contexts) -> Graph:
 
 def _add_nodes(context: Any, added: Sequence[NodeDef]) -> None:
     values = context.values_def
-    within = {split_tensor(name)[0] for name in {*values.values} - values.external_values.keys()}
+    within = {node_of(name) for name in {*values.values} - values.external_values.keys()}
     for _ in added:
         readers = [
-            n for n in added if n.name not in within and any(_node_of(input_name) in within for input_name in n.input)
+            n for n in added if n.name not in within and any(node_of(input_name) in within for input_name in n.input)
         ]
         if not readers:
             break
@@ -80,10 +80,6 @@ def _add_nodes(context: Any, added: Sequence[NodeDef]) -> None:
         values.values.extend(f"{node.name}:0" for node in readers)
     for nested in context.nested_contexts:
         _add_nodes(getattr(nested, nested.WhichOneof("ctxt")), added)
-
-
-def _node_of(input_name: str) -> str:
-    return split_tensor(tensor_name(input_name.removeprefix("^")))[0]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from parallax.analysis.reading.lowering.inline import InlinedCall
 from parallax.base.errors import GraphError
 from parallax.base.types import FuncGraph, FunctionDef, Graph, NodeDef, Operation
 from parallax.graph.ops import state_op, takes_functions
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of, split_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Record:
 
 def losses_of(records: Sequence[Record]) -> set[str]:
     """The nodes that were differentiated."""
-    return {split_tensor(tensor)[0] for record in records for tensor in record.of}
+    return {node_of(tensor) for record in records for tensor in record.of}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
         if target and values and indices:
             gradients.append((target[0], values[0], indices[0]))
             shape = _resolve(places, place, gradient.dense_shape) if gradient.dense_shape is not None else []
-            if shape and split_tensor(shape[0])[0] in ops:
+            if shape and node_of(shape[0]) in ops:
                 shapes[values[0]] = shape[0]
     cotangents = [
         (gradient, tensor)
@@ -228,7 +228,7 @@ def _find_hidden(
             state_op(n.op, _tensors(n)) is not None for f in (run if targets else ()) for n in library[f].node_def
         )
         for target in dict.fromkeys(targets):
-            if split_tensor(target)[0] in view.nodes:
+            if node_of(target) in view.nodes:
                 yield HiddenGradient(name, target, writes)
 
 

@@ -25,10 +25,10 @@ from parallax.analysis.reading.lazy.expressions import (
     leaves_of,
 )
 from parallax.analysis.reading.lazy.group import SUM_OF_ROWS, NotLazyError, UpdateGroup, source_of, takes_rows
-from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
+from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles
 from parallax.analysis.reading.lazy.order import Order
 from parallax.base.types import Array
-from parallax.graph.view import GraphView, Shape, split_tensor
+from parallax.graph.view import GraphView, Shape, node_of, split_tensor
 
 _BOOL = 10  # types.proto
 _NO_NUMBERS = ("div", "rsqrt", "reciprocal", "sqrt", "pow", "log")

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from parallax.analysis.reading.lazy.added_nodes import record_shapes
 from parallax.analysis.reading.lazy.elementwise import PASSES
 from parallax.analysis.reading.lazy.group import source_of
-from parallax.analysis.reading.lazy.handles import input_name, node_of
+from parallax.analysis.reading.lazy.handles import input_name
 from parallax.base.types import GraphDef
-from parallax.graph.view import Edge, GraphView, Shape
+from parallax.graph.view import Edge, GraphView, Shape, node_of
 
 _SUMS = ("Sum", "L2Loss")
 _ONE_OPERAND = ("Square", "Abs", "Neg", "Sign", "Cast", *PASSES)

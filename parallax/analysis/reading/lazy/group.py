@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE, PASSES
-from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles, node_of
+from parallax.analysis.reading.lazy.handles import LOOKUP, READ, WRITES_ROWS, Handles
 from parallax.analysis.reading.lazy.order import Order
 from parallax.graph.ops import state_op
-from parallax.graph.view import GraphView
+from parallax.graph.view import GraphView, node_of
 
 SUM_OF_ROWS = "UnsortedSegmentSum"
 _ELEMENT_TYPES = (1, 2)  # types.proto: float32, float64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView
 
 WRITES_WHOLE = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 WRITES_ROWS = ("ResourceScatterAdd", "ResourceScatterSub")
@@ -81,11 +81,6 @@ class Handles:
             (uses.reads if op == READ else uses.lookups).append(node)
         else:
             uses.others.append(node)
-
-
-def node_of(tensor: str) -> str:
-    """The producer of a tensor."""
-    return split_tensor(tensor)[0]
 
 
 def input_name(tensor: str) -> str:

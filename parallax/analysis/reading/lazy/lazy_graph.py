@@ -9,9 +9,9 @@ from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.lazy.added_nodes import record_shapes
 from parallax.analysis.reading.lazy.gradient_norms import norms_by_row, take_rows
-from parallax.analysis.reading.lazy.handles import READ, Handles, input_name, node_of
+from parallax.analysis.reading.lazy.handles import READ, Handles, input_name
 from parallax.base.types import GraphDef, NodeDef
-from parallax.graph.view import GraphView
+from parallax.graph.view import GraphView, node_of
 
 _BOOL, _INT32 = 10, 3  # types.proto
 

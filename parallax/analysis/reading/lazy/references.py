@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from parallax.analysis.reading.lazy.elementwise import ELEMENTWISE
-from parallax.analysis.reading.lazy.handles import node_of
-from parallax.graph.view import GraphView
+from parallax.graph.view import GraphView, node_of
 
 SCATTERS = ("ScatterAdd", "ScatterSub")
 _ASSIGNS = ("Assign", "AssignAdd", "AssignSub")

@@ -32,7 +32,7 @@ from parallax.analysis.reading.lazy.group import (
     source_of,
     takes_rows,
 )
-from parallax.analysis.reading.lazy.handles import LOOKUP, WRITES_ROWS, Handles, input_name, node_of
+from parallax.analysis.reading.lazy.handles import LOOKUP, WRITES_ROWS, Handles, input_name
 from parallax.analysis.reading.lazy.row_terms import (
     Gates,
     NotLinearError,
@@ -44,7 +44,7 @@ from parallax.analysis.reading.lazy.row_terms import (
 )
 from parallax.base.types import GraphDef
 from parallax.graph.batches import length_by_step
-from parallax.graph.view import Edge, GraphView
+from parallax.graph.view import Edge, GraphView, node_of
 
 _MOST_FUNCTIONS = 4
 """The number of functions of a gradient row up to which one message pays off."""
@@ -241,7 +241,7 @@ def _drop_unused(out: GraphDef, nodes: set[str]) -> None:
     """Removes those of some nodes that have no consumers."""
     left = {node.name: node for node in out.node}
     while True:
-        used = {name.removeprefix("^").split(":")[0] for node in left.values() for name in node.input}
+        used = {node_of(name) for node in left.values() for name in node.input}
         unused = nodes & left.keys() - used
         if not unused:
             break

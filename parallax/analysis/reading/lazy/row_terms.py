@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from parallax.analysis.reading.lazy.elementwise import LARGEST_SUM
 from parallax.analysis.reading.lazy.group import source_of, takes_rows
-from parallax.analysis.reading.lazy.handles import LOOKUP, node_of
-from parallax.graph.view import GraphView, split_tensor
+from parallax.analysis.reading.lazy.handles import LOOKUP
+from parallax.graph.view import GraphView, node_of, split_tensor
 
 _DIVISIONS = ("RealDiv", "Div")
 _MOST_TERMS = 8

@@ -26,7 +26,7 @@ from parallax.analysis.reading.lazy.group import (
     order_of,
     source_of,
 )
-from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles, node_of
+from parallax.analysis.reading.lazy.handles import READ, WRITES_ROWS, Handles
 from parallax.analysis.reading.lazy.lazy_graph import RowUpdate, find_control_inputs, rewrite_graph
 from parallax.analysis.reading.lazy.missed_updates import missed_updates
 from parallax.analysis.reading.lazy.order import Order
@@ -35,7 +35,7 @@ from parallax.analysis.reading.lazy.references import SCATTERS, reference_tables
 from parallax.base.types import GraphDef
 from parallax.graph.batches import length_by_step
 from parallax.graph.row_updates import UPDATE_ONLY_ROWS, UPDATE_ROWS
-from parallax.graph.view import GraphView
+from parallax.graph.view import GraphView, node_of
 
 _FOR_UPDATES = frozenset({*ELEMENTWISE, "Identity", SUM_OF_ROWS, "Unique", "StridedSlice", "Shape", "Split", "Reshape"})
 

@@ -20,7 +20,7 @@ from tensorflow.core.framework import graph_pb2
 from parallax.analysis.reading.lowering.function_bodies import Functions
 from parallax.base.types import FunctionDef, GraphDef, NameAttrList, NodeDef
 from parallax.graph.control_flow import Branches, branches_of
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of, split_tensor
 
 _CASES = ("Case", "StatelessCase")
 _CONDITIONALS = ("If", "StatelessIf", *_CASES)
@@ -221,9 +221,7 @@ def _find_value(view: GraphView, getter: str) -> _OptionalValue | None:
             return _OptionalValue(inputs[0], are_zeros) if len(inputs) == 1 else None
         if op == "Merge":
             here = branches_of(view)[node]
-            selected = [
-                one for one in inputs if _is_selected(branches_of(view)[split_tensor(one)[0]][len(here) :], sides)
-            ]
+            selected = [one for one in inputs if _is_selected(branches_of(view)[node_of(one)][len(here) :], sides)]
             if number or len(selected) != 1:
                 return None
             tensor = selected[0]

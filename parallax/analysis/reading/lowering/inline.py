@@ -16,7 +16,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from parallax.base.types import FunctionDef, FunctionLibrary, GraphDef, NodeDef
-from parallax.graph.view import split_tensor, tensor_name
+from parallax.graph.view import node_of, split_tensor, tensor_name
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _MAX_DEPTH = 50
@@ -113,7 +113,7 @@ def _expand(out: GraphDef, call: NodeDef, function: FunctionDef) -> InlinedCall:
     def outer(name: str) -> str:
         if name.startswith("^"):
             inner = name[1:]
-            return f"^{split_tensor(arguments[inner])[0]}" if inner in arguments else f"^{call.name}/{inner}"
+            return f"^{node_of(arguments[inner])}" if inner in arguments else f"^{call.name}/{inner}"
         node, number = split_tensor(tensor_name(name))
         return arguments[node] if node in arguments else f"{call.name}/{node}:{number}"
 

@@ -159,9 +159,9 @@ def _global_variables(graph: Graph, forward: ForwardGraph) -> list[CheckpointEnt
     by_op = {one.op: one for one in stored_variables(graph)}
     if others := [op for op in forward.variables if op not in by_op]:
         raise CheckpointError(
-            f"What is exported must need global variables alone, which checkpoints hold, and "
-            f"{', '.join(forward.outputs.values())} needs {shown(others[0])}, which is none. Name an output that comes "
-            "before it."
+            f"Exported outputs may depend on global variables only, which checkpoints hold, but "
+            f"{', '.join(forward.outputs.values())} depends on {shown(others[0])}, which is not one. Name an output "
+            "that comes before it."
         )
     return sorted((by_op[op] for op in forward.variables), key=lambda one: (one.key, one.offset, one.op))
 

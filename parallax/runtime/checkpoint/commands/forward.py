@@ -17,7 +17,7 @@ from parallax.base.errors import CheckpointError
 from parallax.base.strict import shown
 from parallax.base.types import FunctionDef, Graph, GraphDef, NodeDef
 from parallax.graph.ops import state_op
-from parallax.graph.view import GraphView, split_tensor, tensor_name
+from parallax.graph.view import GraphView, node_of, split_tensor, tensor_name
 
 _REFERENCES = ("Variable", "VariableV2")
 _VARIABLES = (*_REFERENCES, "VarHandleOp")
@@ -71,11 +71,11 @@ def forward_graph(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -
     if not inputs:
         fed = _as_keys(_open_inputs(view, fetched.values()))
     cut = frozenset(fed.values())
-    starts = [split_tensor(tensor)[0] for tensor in fetched.values() if tensor not in cut]
+    starts = [node_of(tensor) for tensor in fetched.values() if tensor not in cut]
     needed = view.ancestors(starts, cut)
     initializers = _initializers(graph, view, needed)
     needed |= view.ancestors(initializers)
-    _check_needed(view, needed, frozenset(split_tensor(tensor)[0] for tensor in cut), fetched)
+    _check_needed(view, needed, frozenset(node_of(tensor) for tensor in cut), fetched)
     return _edit_graph(view, needed, fed, fetched, initializers)
 
 
@@ -106,7 +106,7 @@ def _find_joins(view: GraphView, node: str, seen: dict[str, tuple[bool, frozense
     return [
         tensor
         for tensor in view.inputs(node)
-        if (made := seen.get(split_tensor(tensor)[0], (False, fed)))[0] and made[1] and made[1] != fed
+        if (made := seen.get(node_of(tensor), (False, fed)))[0] and made[1] and made[1] != fed
     ]
 
 
@@ -159,7 +159,7 @@ def _as_keys(tensors: Iterable[str], used_keys: Iterable[str] = ()) -> dict[str,
 
 def _open_inputs(view: GraphView, outputs: Iterable[str]) -> list[str]:
     """The tensors that must be fed for some outputs: from placeholders and iterators, in graph order."""
-    inputs, waiting, seen = set(), [split_tensor(tensor)[0] for tensor in outputs], set()
+    inputs, waiting, seen = set(), [node_of(tensor) for tensor in outputs], set()
     while waiting:
         node = waiting.pop()
         if node in seen:
@@ -169,14 +169,14 @@ def _open_inputs(view: GraphView, outputs: Iterable[str]) -> list[str]:
             inputs.add(f"{node}:0")
             continue
         for tensor in view.inputs(node):
-            producer = split_tensor(tensor)[0]
+            producer = node_of(tensor)
             if view.op(producer).startswith("IteratorGetNext"):
                 inputs.add(tensor)
             else:
                 waiting.append(producer)
         waiting += view.controls(node)
     place = {node: number for number, node in enumerate(view.nodes)}
-    return sorted(inputs, key=lambda tensor: (place[split_tensor(tensor)[0]], split_tensor(tensor)[1]))
+    return sorted(inputs, key=lambda tensor: (place[node_of(tensor)], split_tensor(tensor)[1]))
 
 
 def _initializers(graph: Graph, view: GraphView, needed: set[str]) -> tuple[str, ...]:
@@ -187,11 +187,11 @@ def _initializers(graph: Graph, view: GraphView, needed: set[str]) -> tuple[str,
     """
     initializers = []
     for one in graph.get_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS):
-        tables = {split_tensor(tensor)[0] for tensor in view.inputs(one.name)} & needed
+        tables = {node_of(tensor) for tensor in view.inputs(one.name)} & needed
         if tables and view.op(one.name) in _FILE_TABLES:
             raise CheckpointError(
-                f"What is exported must not read files of its own, and the table {min(tables)} is filled from one. "
-                "Name what is looked up in it by --input."
+                f"An exported graph must not depend on files, but the table {min(tables)} is initialized from one. "
+                "Name the tensors that are looked up in it by --input."
             )
         if tables:
             initializers.append(str(one.name))

@@ -181,7 +181,7 @@ class States:
             CheckpointError: when there is none.
         """
         if self._now is None:
-            raise CheckpointError("A state must be there before it is opened.")
+            raise CheckpointError("There is no checkpoint to open.")
         return self._now
 
     def is_damaged(self, error: DamagedCheckpoint) -> None:

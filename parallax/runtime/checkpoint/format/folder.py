@@ -68,7 +68,7 @@ def absolute(folder: str) -> str:
 def candidates(folder: str) -> list[str]:
     """The prefixes of the checkpoints to try, in order: the latest, and then earlier ones.
 
-    None if there is no file `checkpoint`: it may be deleted to start from scratch. If that file is damaged or names
+    Empty if there is no file `checkpoint`: it may be deleted to start from scratch. If that file is damaged or names
     none, all existing ones, the highest step first.
     """
     latest, named = _state(folder)

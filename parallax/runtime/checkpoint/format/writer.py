@@ -212,7 +212,7 @@ class Writer:
         deleted = self.retention.apply(self.folder, last=1) if is_full(error) else []
         if deleted:
             self.notes.append(
-                f"The checkpoint of step {self.step} found no room in {self.folder}: {reason(error)}. "
+                f"{self.folder} has no space left for the checkpoint of step {self.step}: {reason(error)}. "
                 f"Deleted to make room: {', '.join(deleted)}."
             )
         return bool(deleted)

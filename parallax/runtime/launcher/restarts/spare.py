@@ -26,7 +26,7 @@ class RunningJob:
     Args:
         launch: as `launch.launch`.
         job: the job to run.
-        given: the pieces that rank 0 reads, for a job whose own input is empty: they arrive later.
+        job_input: the pieces that rank 0 reads, for a job whose own input is empty: they arrive later.
         streams: stdout and stderr in place of this process's own.
     """
 

@@ -8,7 +8,7 @@ from parallax.base.errors import IdError
 from parallax.base.types import OpError
 from parallax.graph.ops import PASSES_ON
 from parallax.graph.row_updates import GATHER_ROWS
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.report.text import pluralize
 from parallax.transform.swap import as_planned
 
@@ -53,7 +53,7 @@ def _variable(view: GraphView, node: str) -> str:
     """The variable that a gather reads; empty when it reads something else."""
     while node in view.nodes and view.inputs(node):
         of_variable = 1 if view.op(node) == GATHER_ROWS else 0
-        node = split_tensor(view.inputs(node)[of_variable])[0]
+        node = node_of(view.inputs(node)[of_variable])
         if view.op(node) in _VARIABLES:
             return as_planned(node)
         if view.op(node) not in _PASSES_ON:

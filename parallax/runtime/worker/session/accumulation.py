@@ -19,7 +19,7 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.base.errors import SessionError
 from parallax.graph.ops import source_of, state_op
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of, split_tensor
 from parallax.transform.pipeline import WorkerGraph
 
 _ACTS = ("Print", "PyFunc", "EagerPyFunc")
@@ -155,7 +155,7 @@ class AccumulatedGradients:
         A value that only waits for an update, such as a loss that is returned after it, is available without.
         """
         later = self._later if gather.sources else self._of_gradients  # a run that does not train may write
-        while (node := split_tensor(tensor)[0] if ":" in tensor else tensor) in later:
+        while (node := node_of(tensor) if ":" in tensor else tensor) in later:
             if self._view.op(node) not in ("Identity", "IdentityN") or ":" not in tensor:
                 return None
             tensor = self._view.inputs(node)[split_tensor(tensor)[1]]

@@ -23,7 +23,7 @@ import numpy as np
 
 from parallax.analysis.reading.batches.batch_sources import BatchSource, batch_sources
 from parallax.base.types import Array, Comm, MpiRequest, Value
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.report.logger import log
 from parallax.report.text import name_ranks, pluralize
 from parallax.runtime.worker.barrier import wait_for
@@ -118,7 +118,7 @@ class BatchComparison:
         """Whether an update depends on a tensor that is fed."""
         if self._needs is None:
             self._needs = self._view.ancestors(self._updates)
-        return split_tensor(tensor)[0] in self._needs
+        return node_of(tensor) in self._needs
 
     def _begin_exchange(self) -> _Exchange:
         histories = [recorder.history() for recorder in self._recorders.values()]

@@ -18,11 +18,11 @@ import numpy as np
 
 from parallax.base.errors import SessionError
 from parallax.base.types import Value
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.runtime.worker.session.accumulation import AccumulatedGradients, Gather, MicroBatchRun
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.stage_runs import of_stage
-from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
+from parallax.transform.building.all_to_all import is_collective
 from parallax.transform.building.reduce_and_broadcast import QUEUE_EXCHANGES
 from parallax.transform.passes.fused_all_reduces import unfuse_view
 from parallax.transform.passes.gradients_to_servers import FRONTS_GIVE
@@ -66,11 +66,11 @@ class Names:
 
     def has(self, name: str) -> bool:
         """Whether a tensor or operation is in the graph that was passed to parallel_run."""
-        return _node(name) in self._view.nodes
+        return node_of(name) in self._view.nodes
 
     def is_saved_path(self, name: str) -> bool:
         """Whether a tensor is a tf.train.Saver's fetch: the path that it saves to."""
-        node = _node(name)
+        node = node_of(name)
         writers = {self._view.op(n) for n in self._view.controls(node)}
         return self._view.op(node) == "Identity" and bool(writers & {"SaveV2", "MergeV2Checkpoints"})
 
@@ -85,7 +85,7 @@ class Names:
         key = (names, frozenset(fed))
         if key not in self._sources:
             cut_off = frozenset(self.here(name) for name in key[1])
-            nodes = {_node(t) for t in map(self._worker_name, names) if t not in cut_off}
+            nodes = {node_of(t) for t in map(self._worker_name, names) if t not in cut_off}
             runs = self._worker_view.ancestors(nodes, cut_off)
             self._sources[key] = self._accumulated_gradients().of(runs)
             if not self._sources[key] and self._accumulated_gradients().sources_in(runs):
@@ -129,24 +129,24 @@ class Names:
         tensors = [self._worker_name(name) for name in names]
         feeds = {name: self.here(name) for name in sorted(fed)}
         cut_off = frozenset(feeds.values())
-        had, needed_nodes = [True] * len(names), {_node(name) for name in names if name not in fed}
+        had, needed_nodes = [True] * len(names), {node_of(name) for name in names if name not in fed}
         if gather is not None:
             accumulated = self._accumulated_gradients()
-            runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, cut_off)
+            runs = self._worker_view.ancestors({node_of(t) for t in tensors if t not in cut_off}, cut_off)
             acting = accumulated.acting(runs) if gather.sources else {}
             replaced = [t if t in cut_off else accumulated.without_update(t, gather) for t in tensors]
             of_user = [n if t == own else t for n, t, own in zip(names, replaced, tensors, strict=True)]
-            needed_nodes = {_node(t) for t in of_user if t is not None and t not in fed and self.has(t)}
+            needed_nodes = {node_of(t) for t in of_user if t is not None and t not in fed and self.has(t)}
             had, tensors = (
                 [tensor is not None for tensor in replaced],
                 [tensor for tensor in replaced if tensor is not None],
             )
             tensors += [op for op in dict.fromkeys([*accumulated.ops(gather), *sorted(acting)]) if op not in tensors]
-            needed_nodes |= {_node(source) for source in gather.sources} | set(acting.values())
+            needed_nodes |= {node_of(source) for source in gather.sources} | set(acting.values())
         needed = self._view.ancestors(needed_nodes, fed)
         idle = [cut for cut in self._worker_graph.cuts if not needed & set(cut.needed_by)]
         stops = cut_off | {cut.tensor for cut in idle}  # a fed cut runs none of its ancestors
-        runs = self._worker_view.ancestors({_node(t) for t in tensors if t not in cut_off}, stops)
+        runs = self._worker_view.ancestors({node_of(t) for t in tensors if t not in cut_off}, stops)
         self._check_runs(names, runs)
         tensors_read = {tensor for node in runs for tensor in self._worker_view.inputs(node)}
         empty = {cut.tensor: np.zeros(cut.shape, cut.dtype) for cut in idle if cut.tensor in tensors_read}
@@ -172,8 +172,8 @@ class Names:
         name_by_nodes: dict[frozenset[str], str] = {}
         for name in names:
             tensor = self._worker_name(name)
-            runs = self._worker_view.ancestors(() if tensor in cut_off else (_node(tensor),), cut_off)
-            places = {meeting: node for node in sorted(runs) if (meeting := self._name_rendezvous(node))}
+            runs = self._worker_view.ancestors(() if tensor in cut_off else (node_of(tensor),), cut_off)
+            places = {rendezvous: node for node in sorted(runs) if (rendezvous := self._name_rendezvous(node))}
             digests = {hashlib.sha256(m.encode()).hexdigest()[:8]: node for m, node in places.items()}
             name_by_nodes.setdefault(
                 frozenset(f"{d} {self._find_user_op(node, users)}" for d, node in digests.items()), name
@@ -186,7 +186,7 @@ class Names:
         for one in waiting:
             if one in users and one != node:
                 return users[one]
-            needed = dict.fromkeys(split_tensor(t)[0] for t in self._worker_view.inputs(one))
+            needed = dict.fromkeys(node_of(t) for t in self._worker_view.inputs(one))
             waiting += [n for n in needed if n not in seen]
             seen.update(needed)
         return ""
@@ -217,8 +217,8 @@ class Names:
                 )
 
     def _check_feed(self, name: str) -> None:
-        is_whole = name in self._worker_graph.full_tensors and self._view.op(_node(name)) in _READS
-        if is_whole or name in self._worker_graph.sharded_tensors or _node(name) in self._worker_graph.tables:
+        is_whole = name in self._worker_graph.full_tensors and self._view.op(node_of(name)) in _READS
+        if is_whole or name in self._worker_graph.sharded_tensors or node_of(name) in self._worker_graph.tables:
             raise SessionError(
                 f"{name!r} cannot be fed: its rows are sharded over the workers. Feed a placeholder, and assign the "
                 "variable from it."
@@ -227,7 +227,7 @@ class Names:
         if self._stages is not None and self.here(name) in self._stages.packed:
             raise SessionError(
                 f"A feed must not be a small tensor that stages of the model send each other, and {name!r} is one. "
-                "Feed what it is computed of, or cut the model elsewhere."
+                "Feed its inputs instead, or cut the model elsewhere."
             )
 
     def _digest(self, runs: set[str]) -> str:
@@ -241,7 +241,7 @@ class Names:
         if planned.startswith(QUEUE_EXCHANGES):
             return "/".join(planned.split("/")[:3])
         gives = op in _GIVES and not planned.startswith(FRONTS_GIVE)
-        meets = op.startswith("Horovod") or op in (ALL_TO_ALL, ALL_REDUCE) or node in self._joined
+        meets = is_collective(op) or node in self._joined
         return node if meets or gives else ""
 
     def _worker_name(self, name: str) -> str:
@@ -249,10 +249,10 @@ class Names:
         while (
             name not in whole
             and name in self._worker_graph.sharded_tensors
-            and self._view.op(_node(name)) == "Identity"
+            and self._view.op(node_of(name)) == "Identity"
         ):
-            name = self._view.inputs(_node(name))[0]
-        node = _node(name)
+            name = self._view.inputs(node_of(name))[0]
+        node = node_of(name)
         if name in whole:
             return whole[name]
         if ":" in name and self._view.op(node) in _VARIABLES:
@@ -279,7 +279,3 @@ def fetch_text(names: Iterable[str], hook_names: Iterable[str]) -> str:
 def _list_names(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
-
-
-def _node(name: str) -> str:
-    return split_tensor(name)[0] if ":" in name else name

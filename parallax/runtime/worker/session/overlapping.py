@@ -30,10 +30,10 @@ from tensorflow.core.protobuf import config_pb2
 from parallax.base.errors import SessionError
 from parallax.base.types import Operation, RunMetadata, Session, Value
 from parallax.graph.control_flow import branches_of
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.report.logger import log
 from parallax.runtime.worker.session.stage_failures import StageFailures
-from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL, library, native_ops
+from parallax.transform.building.all_to_all import is_collective, library, native_ops
 from parallax.transform.passes.cut_stages import RECEIVE, SEND
 from parallax.transform.passes.turns import GATE, RUN_NUMBER, SCOPE, find_ungated, passes_on
 
@@ -127,7 +127,7 @@ class Overlapping:
     def _ready(self, fetched: Sequence[str], fed: Sequence[str], trace_level: int) -> OverlappingRun | None:
         view = GraphView(self._raw.graph.as_graph_def())
         cut_off = frozenset(fed)
-        runs = view.ancestors({_node(name) for name in fetched}, cut_off)
+        runs = view.ancestors({node_of(name) for name in fetched}, cut_off)
         if not any(view.op(node) == GATE for node in runs):
             return None
         odd = find_ungated(view, sorted(runs))
@@ -143,11 +143,11 @@ class Overlapping:
         leaving = {
             key: sorted(nodes) for key, nodes in touching.items() if not any(passes_on(view.nodes[n]) for n in nodes)
         }
-        first = sorted({n for nodes in touching.values() for n in nodes} & _before_meetings(view, runs))
+        first = sorted({n for nodes in touching.values() for n in nodes} & _find_before_exchanges(view, runs))
         ended, collected = self._add(leaving, tensors, first)
         taken = {tensor for node in runs for tensor in view.inputs(node)} | set(tensors)
         awaited = {control for node in runs for control in view.controls(node)}
-        feeds = tuple(place for place, name in enumerate(fed) if name in taken or _node(name) in awaited)
+        feeds = tuple(place for place, name in enumerate(fed) if name in taken or node_of(name) in awaited)
         options = config_pb2.CallableOptions(feed=[*(fed[place] for place in feeds), RUN_NUMBER])
         options.target.extend([*(name for name in fetched if ":" not in name), *ended])
         options.run_options.trace_level = trace_level
@@ -306,12 +306,12 @@ def _fly(
         flight.done.set_result(None)
 
 
-def is_meeting(op: str) -> bool:
-    """Whether workers wait for each other in ops of a type."""
-    return op.startswith("Horovod") or op in (ALL_REDUCE, ALL_TO_ALL, SEND, RECEIVE)
+def is_exchange(op: str) -> bool:
+    """Whether a worker waits for others in ops of a type."""
+    return is_collective(op) or op in (SEND, RECEIVE)
 
 
-def _before_meetings(view: GraphView, runs: set[str]) -> set[str]:
+def _find_before_exchanges(view: GraphView, runs: set[str]) -> set[str]:
     """Those of some nodes that depend on no synchronization of workers, touch no variable, and always run."""
     after: set[str] = set()
     nodes_before = set()
@@ -319,11 +319,9 @@ def _before_meetings(view: GraphView, runs: set[str]) -> set[str]:
     for node in view.topological_order():
         if node not in runs:
             continue
-        if is_meeting(view.op(node)) or any(needed in after for needed in view.predecessors(node)):
+        if is_exchange(view.op(node)) or any(needed in after for needed in view.predecessors(node)):
             after.add(node)
-        elif not branches[node] and not any(
-            view.op(split_tensor(tensor)[0]) == "VarHandleOp" for tensor in view.inputs(node)
-        ):
+        elif not branches[node] and not any(view.op(node_of(tensor)) == "VarHandleOp" for tensor in view.inputs(node)):
             nodes_before.add(node)
     return nodes_before
 
@@ -335,7 +333,3 @@ def _add_waiting_op(made: Operation, nodes: Sequence[str]) -> str:
     """
     made._add_control_inputs([made.graph.get_operation_by_name(node) for node in nodes])
     return str(made.name)
-
-
-def _node(name: str) -> str:
-    return split_tensor(name)[0] if ":" in name else name

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from parallax.base.types import Value
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.runtime.worker.session.accumulation import Gather
 from parallax.runtime.worker.session.names import Names
 from parallax.transform.passes.inputs import InputIterator, Maker
@@ -133,7 +133,7 @@ class InputPositions:
             return _RunEffects(trains, (), ())
         cut_off = frozenset(names.here(name) for name in fed)
         tensors = [tensor for tensor in names.resolve(fetched, fed, gather).targets if tensor not in cut_off]
-        runs = names.run_view.ancestors({split_tensor(t)[0] if ":" in t else t for t in tensors}, cut_off)
+        runs = names.run_view.ancestors({node_of(t) if ":" in t else t for t in tensors}, cut_off)
         takes = tuple((n, sum(names.here(op) in runs for op in one.takes)) for n, one in self.inputs.items())
         begins = tuple((n, m.op) for n, one in self.inputs.items() for m in one.makers if names.here(m.op) in runs)
         return _RunEffects(trains, takes, begins)

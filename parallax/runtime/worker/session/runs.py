@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parallax.base.types import Value
-from parallax.graph.view import GraphView, split_tensor
+from parallax.graph.view import GraphView, node_of
 from parallax.runtime.worker.session.accumulation import Gather
 from parallax.runtime.worker.session.names import Names, fetch_text
 
@@ -137,7 +137,7 @@ class Runs:
     ) -> RunKind:
         every = (*fetched, *for_hooks)
         resolved = names.resolve(every, fed, gather)
-        nodes = {split_tensor(name)[0] if ":" in name else name for name in every if name not in fed}
+        nodes = {node_of(name) if ":" in name else name for name in every if name not in fed}
         writers = frozenset() if gather is not None else self._writers & self._view.ancestors(nodes, fed)
         is_step = gather is None and self._trains(fetched)
         return RunKind(fetch_text(fetched, for_hooks), resolved.collectives, writers, is_step)

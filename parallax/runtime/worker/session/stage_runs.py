@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.transform.passes.cut_stages import StageGraph, receive_name, send_name
 
@@ -29,10 +29,10 @@ def of_stage(run: ResolvedRun, stages: StageGraph, runs: set[str], feeds: Mappin
     has_own = {place: stage in (None, stages.stage) for place, stage in where.items()}
     sends = [send_name(one) for one in messages if one.source == stages.stage]
     local_names = [name for place, name in enumerate(names) if name is not None and has_own[place]]
-    more = [name for name in (*besides, *sends) if stages.is_here(_node(name)) and name not in local_names]
+    more = [name for name in (*besides, *sends) if stages.is_here(node_of(name)) and name not in local_names]
     received = {one.tensor: f"{receive_name(one)}:0" for one in stages.messages if one.target == stages.stage}
     led = {
-        whole_name: here if stages.is_here(_node(here)) else received.get(here, "")
+        whole_name: here if stages.is_here(node_of(here)) else received.get(here, "")
         for whole_name, here in feeds.items()
     }
     texts = [run.collectives, *(f"stage message {one.number}" for one in messages)]
@@ -41,7 +41,7 @@ def of_stage(run: ResolvedRun, stages: StageGraph, runs: set[str], feeds: Mappin
     return replace(
         run,
         tensors=(*local_names, *dict.fromkeys(more)),
-        empty={name: value for name, value in run.empty.items() if stages.is_here(_node(name))},
+        empty={name: value for name, value in run.empty.items() if stages.is_here(node_of(name))},
         collectives=hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] if is_joint else "",
         fed={whole_name: here for whole_name, here in led.items() if here and whole_name != here},
         had=tuple(has_own.get(place, False) for place in range(len(run.had))),
@@ -53,8 +53,4 @@ def of_stage(run: ResolvedRun, stages: StageGraph, runs: set[str], feeds: Mappin
 
 def _stage_of(stages: StageGraph, name: str, fed: frozenset[str]) -> int | None:
     """The one stage that has a tensor or op; None if every stage has it, as with a fed tensor."""
-    return None if name in fed else stages.places.get(_node(name))
-
-
-def _node(name: str) -> str:
-    return split_tensor(name)[0] if ":" in name else name
+    return None if name in fed else stages.places.get(node_of(name))
