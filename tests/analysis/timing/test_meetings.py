@@ -83,7 +83,7 @@ def test_hosts_of_an_island_share_the_link_to_others_where_it_was_measured() -> 
 
 
 def test_islands_of_unequal_hosts_are_not_predicted() -> None:
-    with pytest.raises(PlanError, match="where they have equal hosts"):
+    with pytest.raises(PlanError, match="only for islands of equal hosts"):
         planned(Layout((2, 1, 1), (), 2), PlanInputs(equal_hosts(3)))
     with pytest.raises(PlanError, match="has 3 hosts, but the job has 4"):
         planned(ON_FOUR, PlanInputs(equal_hosts(3)))

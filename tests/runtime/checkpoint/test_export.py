@@ -172,7 +172,7 @@ def test_python_pipelines_and_local_variables_are_refused(tmp_path: Path) -> Non
         forward_graph(graph, [], ["calls"])
     with pytest.raises(CheckpointError, match="must not read an input pipeline"):
         forward_graph(graph, ["local"], ["reads"])
-    with pytest.raises(CheckpointError, match=r"global variables alone.*adds:0 needs local, which is none"):
+    with pytest.raises(CheckpointError, match=r"global variables only.*adds:0 depends on local, which is not one"):
         export_model(graph, str(tmp_path), str(tmp_path / "out"), [], ["adds"])
 
 
