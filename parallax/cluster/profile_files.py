@@ -1,11 +1,14 @@
-"""Writes model profiles and defines their paths; plan_inputs.py reads them."""
+"""Writes profiles and defines their paths; plan_inputs.py reads them."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from parallax.base.errors import ConfigError
-from parallax.cluster.profiles import ModelProfile
+from parallax.cluster.profiles import ClusterProfile, ModelProfile
 
 _DIGITS = 12
 
@@ -16,28 +19,35 @@ def default_path(profile: ModelProfile) -> Path:
     return Path(f"parallax-profile-{'-'.join(keys)}.json")
 
 
-def write_model_profile(profile: ModelProfile, path: Path) -> None:
-    """Writes a profile.
+def save_profile(profile: ModelProfile | ClusterProfile, path: Path) -> None:
+    """Writes a profile: the whole file, or nothing.
 
     Raises:
         ConfigError: when the file cannot be written.
     """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.write_text(profile.to_json(), encoding="utf-8")
+        unfinished.write_text(profile.to_json(), encoding="utf-8")
+        unfinished.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
         raise _unwritable(path, str(error.strerror)) from error
 
 
 def check_writable(path: Path) -> None:
-    """Refuses, before anything is measured, a file that cannot be written.
+    """Refuses, before anything is measured, a file that could not be written afterwards; leaves no file.
 
     Raises:
-        ConfigError: the folder does not exist, or the name is a folder's.
+        ConfigError: the name is a folder's, or no file can be made in its folder.
     """
     if path.is_dir():
         raise _unwritable(path, "it is a folder")
-    if not path.parent.is_dir():
-        raise _unwritable(path, "its folder does not exist")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise _unwritable(path, str(error.strerror)) from error
 
 
 def _unwritable(path: Path, reason: str) -> ConfigError:

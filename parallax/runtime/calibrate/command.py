@@ -6,9 +6,7 @@ one for the measurement. This module parses the output of rank 0: one sealed lin
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from parallax.base.errors import ConfigError, LaunchError
 from parallax.base.strict import Amount, Count
 from parallax.base.types import JsonObject
 from parallax.cluster.machines import Cluster
-from parallax.cluster.profiles import ClusterProfile
+from parallax.cluster.profile_files import check_writable, save_profile
 from parallax.plans.sum_methods import Method
 from parallax.report.show import show
 from parallax.runtime.calibrate.least_squares import Measurements, TimedPoint, TimedSum, profile_of
@@ -65,7 +63,7 @@ def calibrate(resource: str | None, workers: int | None, output: str, quick: boo
         return status
     measured = output_stream.measurements()
     profile = profile_of([host.address for host in cluster.hosts], measured)
-    write(Path(output), profile)
+    save_profile(profile, Path(output))
     held_out = [sample for sample in measured.samples if sample.point.is_held_out]
     show(profile_table(profile, held_out))
     return 0
@@ -100,33 +98,6 @@ def _job(cluster: Cluster, quick: bool) -> Job:
     options = (*([QUICK] if quick else []), *([f"{ISLANDS}{islands}"] if islands > 1 else []))
     program = ("-m", "parallax.runtime.worker.main", "-m", _RANKS, *options)
     return Job(program, cluster, servers, variables, input=parcel.pieces())
-
-
-def check_writable(output: Path) -> None:
-    """Refuses, before the measurement, an output that could not be written after it; leaves no file.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    reason = "it is a folder" if output.is_dir() else ""
-    try:
-        with tempfile.TemporaryFile(dir=output.parent):
-            pass
-    except OSError as error:
-        reason = str(error.strerror)
-    if reason:
-        raise ConfigError(f"-o must name a writable file: {output}: {reason}.")
-
-
-def write(output: Path, profile: ClusterProfile) -> None:
-    """Writes the file atomically."""
-    made = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        made.write_text(profile.to_json(), encoding="utf-8")
-        made.replace(output)
-    except OSError as error:
-        made.unlink(missing_ok=True)
-        raise ConfigError(f"-o must name a writable file: {output}: {error.strerror}.") from error
 
 
 class _RankMessage(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):

@@ -8,10 +8,10 @@ from pathlib import Path
 from parallax.analysis.whatif.derive_profile import NewHost, derive_profile
 from parallax.base.errors import ConfigError
 from parallax.cluster.machines import local_cluster
+from parallax.cluster.profile_files import check_writable, save_profile
 from parallax.cluster.profiles import ClusterProfile
 from parallax.cluster.resource_file import parse_resource_file
 from parallax.report.show import show
-from parallax.runtime.calibrate.command import check_writable, write
 from parallax.runtime.calibrate.table import profile_table
 from parallax.settings.environment import visible_gpus
 
@@ -36,6 +36,6 @@ def derive(resource: str | None, calibrations: Sequence[ClusterProfile], output:
     check_writable(Path(output))
     hosts = parse_resource_file(resource, local_cluster(None, visible_gpus()).hosts[0]).hosts
     profile = derive_profile(calibrations, [NewHost(h.address, h.link_bytes_per_s) for h in hosts], shares_cores)
-    write(Path(output), profile)
+    save_profile(profile, Path(output))
     show(profile_table(profile))
     return 0

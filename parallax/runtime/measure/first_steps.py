@@ -30,7 +30,7 @@ from parallax.analysis.measuring.ids import (
 from parallax.analysis.timing.intervals import length
 from parallax.base.errors import ConfigError
 from parallax.base.types import Comm, Coordinator, RunArgs, RunContext, RunValues, Session, StepStats
-from parallax.cluster.profile_files import write_model_profile
+from parallax.cluster.profile_files import save_profile
 from parallax.cluster.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.graph.view import node_of
 from parallax.report.profile_table import profile_table
@@ -200,7 +200,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def _write(self, profile: ModelProfile, path: Path) -> None:
         try:
-            write_model_profile(profile, path)
+            save_profile(profile, path)
         except ConfigError as error:  # a failed profile does not end training
             _LOG.warning("The profile is lost: %s", error)
             return

@@ -24,7 +24,7 @@ from parallax.analysis.measuring.ids import (
 )
 from parallax.base.errors import ConfigError, GraphError
 from parallax.base.types import Graph, Value
-from parallax.cluster.profile_files import check_writable, default_path, write_model_profile
+from parallax.cluster.profile_files import check_writable, default_path, save_profile
 from parallax.cluster.profiles import MODEL_PROFILE_VERSION, ModelProfile
 from parallax.plans.plan import one_host
 from parallax.report.profile_table import profile_table
@@ -51,7 +51,7 @@ def write_profile(graph: Graph, analysed: AnalysedGraph, workers: int, config: C
         check_writable(Path(requested.output))
     profile, notes = profile_samples(graph, analysed, workers, config, requested)
     path = Path(requested.output) if requested.output else default_path(profile)
-    write_model_profile(profile, path)
+    save_profile(profile, path)
     show(profile_table(profile, notes) + f"Written to {path}\n")
 
 

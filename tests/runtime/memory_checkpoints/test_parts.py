@@ -230,7 +230,9 @@ def test_rows_that_no_host_has_any_more_are_named(tmp_path):
     job = Job(tmp_path, 1)
     job.run(moves=100)
     hosts = job.found(lost=1)
-    with pytest.raises(CheckpointError, match="No available host holds the rows of rank 1: hosts that replicate each other"):
+    with pytest.raises(
+        CheckpointError, match="No available host holds the rows of rank 1: hosts that replicate each other"
+    ):
         choose_set([hosts[0], hosts[2]])  # hosts 1 and 2 are gone
 
 
