@@ -83,7 +83,30 @@ def joined_texts(x: Any, y: Any, w: Any, table: Any) -> Any:
     return tf.gather(table, tf.strings.to_hash_bucket_fast(tf.strings.substr(texts, 0, 3), 11))
 
 
+def images(x: Any, w: Any) -> Any:
+    """An image of each example, `[batch, 3, 2, 2]`."""
+    return tf.reshape(tf.concat([x @ w, tf.sin(x) @ w, tf.cos(x) @ w], 1), [-1, 3, 2, 2])
+
+
+def morphed(x: Any, y: Any, w: Any, table: Any) -> Any:
+    structure = tf.reshape(w[:2], [2, 2, 2])
+    return tf.nn.dilation2d(images(x, w), structure, [1, 1, 1, 1], "SAME", "NHWC", [1, 1, 1, 1])
+
+
+def three_diagonals(x: Any, y: Any, w: Any, table: Any) -> Any:
+    diagonals = x, tf.square(x) + 3.0, tf.sin(x)
+    return tf.linalg.tridiagonal_solve(diagonals, x @ w[:, :3], diagonals_format="sequence")
+
+
 APART: dict[str, Program] = {
+    "normalized over channels": lambda x, y, w, table: tf.nn.local_response_normalization(images(x, w), 1),
+    "dilated": morphed,
+    "scaled": lambda x, y, w, table: tf.image.resize(images(x, w), [5, 3], "lanczos3"),
+    "padded to a size": lambda x, y, w, table: tf.image.resize_with_crop_or_pad(images(x, w), 5, 1),
+    "frames added up": lambda x, y, w, table: tf.signal.overlap_and_add(images(x, w)[..., 0], 1),
+    "cross products": lambda x, y, w, table: tf.linalg.cross(x, tf.gather(table, y)),
+    "medians": lambda x, y, w, table: x @ w - tf.raw_ops.NthElement(input=tf.stop_gradient(x @ w), n=1)[:, None],
+    "three diagonals": three_diagonals,
     "the largest": lambda x, y, w, table: tf.reduce_sum(tf.math.top_k(x @ w, 2)[0], 1),
     "from first entries": from_first_entries,
     "reflected": lambda x, y, w, table: mirrored(x, w, [1, 1], [1, 1], mode="REFLECT"),

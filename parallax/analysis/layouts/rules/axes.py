@@ -128,18 +128,19 @@ def read_axes_from(slot: int) -> FindAxes:
     return lambda facts: facts[slot].numbers()
 
 
-def make_pair_rule(result_like: int) -> Rule:
+def make_pair_rule(result_like: int, inner: int = 2) -> Rule:
     """The rule of ops on matrices, the last two axes, and on what the second input has for each of them.
 
     Args:
         result_like: which of the two has the shape of the result.
+        inner: the number of last axes on which the op acts: 1 for vectors.
     """
 
     def rule(step: StepWalk, node: str) -> list[Fact] | None:
         facts = step.inputs(node)
         part, axis = next(((f.part, f.axis) for f in facts[:2] if f.part is not None), (None, None))
         rank = facts[0].rank
-        if part is None or axis is None or rank is None or axis >= rank - 2:
+        if part is None or axis is None or rank is None or axis >= rank - inner:
             return None
         if any(is_partial(f) or (f.part is not None and f.axis != axis) for f in facts):
             return None

@@ -37,13 +37,17 @@ _BY_EXAMPLE: dict[tuple[int, ...], list[str]] = {
     (0,): """
         Conv1D Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPoolV2 AvgPool MaxPool3D AvgPool3D LRN Dilation2D
         SpaceToDepth DepthToSpace ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea
-        ResizeNearestNeighborGrad ExtractImagePatches AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB
+        ResizeNearestNeighborGrad ScaleAndTranslate ExtractImagePatches AdjustContrastv2 AdjustHue AdjustSaturation
+        RGBToHSV HSVToRGB
         """.split(),
     (0, 1): """
-        InTopK InTopKV2 LRNGrad ResizeBilinearGrad ResizeBicubicGrad ImageProjectiveTransformV2
+        InTopK InTopKV2 ResizeBilinearGrad ResizeBicubicGrad ScaleAndTranslateGrad ImageProjectiveTransformV2
         ImageProjectiveTransformV3
         """.split(),
-    (0, 1, 2): ["MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad", "MaxPoolGradGrad"],
+    (0, 1, 2): """
+        MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad MaxPoolGradGrad MaxPoolGradGradV2 MaxPool3DGradGrad LRNGrad
+        """.split(),
+    (0, 2): ["Dilation2DBackpropInput"],
     (1,): ["AvgPoolGrad", "AvgPool3DGrad"],
     (2,): [
         *("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"),
@@ -91,6 +95,8 @@ _OF_SHARDED: dict[str, Rule] = {
         axes.make_axis_rule(axes.find_diagonal_axes),
     ),
     **dict.fromkeys(("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3"), axes.make_pair_rule(0)),
+    "Cross": axes.make_pair_rule(0, inner=1),
+    "NthElement": axes.make_axis_rule(axes.find_last_axis, drops_axes=True),
     **dict.fromkeys(
         ("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"),
         axes.make_axis_rule(axes.read_axes_from(1), keeps_shape=True),
@@ -104,7 +110,10 @@ _OF_SHARDED: dict[str, Rule] = {
     "ScatterNd": scatters.scatter,
     **dict.fromkeys(_SCATTERS_INTO, scatters.scatter_into),
     **dict.fromkeys(
-        ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
+        (
+            *("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
+            "Dilation2DBackpropFilter",
+        ),
         axes.make_example_axes_rule({0: 0, 2: 0}, (None,)),
     ),
     **dict.fromkeys(

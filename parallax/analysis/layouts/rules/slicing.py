@@ -266,9 +266,7 @@ def pad(step: StepWalk, node: str) -> list[Fact] | None:
 
 def _find_paddings(step: StepWalk, node: str) -> list[Length | None]:
     """The padding before and after each axis in turn, as far as it is known."""
-    tensor = step.view.inputs(node)[1]
-    constant = step.view.constant(tensor)
-    values = flatten_matrix(step, tensor) if constant is None else tuple(Length.of(int(n)) for n in constant.ravel())
+    values = flatten_matrix(step, step.view.inputs(node)[1])
     return list(values) if isinstance(values, tuple) else []
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from parallax.analysis.layouts.rules.facts import Fact, Value
 from parallax.analysis.layouts.rules.step_walk import StepWalk
@@ -318,40 +320,53 @@ _COMPUTE: dict[str, Callable[[GraphView, str, Sequence[Fact]], Value | None]] = 
 
 
 def flatten_matrix(step: StepWalk, tensor: str) -> Value | None:
-    """The elements of a matrix, row by row, where they are known.
+    """The elements of a matrix, row by row, where they are known."""
+    found = _find_elements(step, tensor)
+    return None if found is None or found.ndim != 2 else tuple(found.ravel())
 
-    Args:
-        step: the traversal.
-        tensor: a matrix; supported are rows and columns of constants, and vectors as columns.
-    """
+
+def _find_elements(step: StepWalk, tensor: str) -> _Elements | None:
+    """The elements of an integer tensor of any rank, each a Length or None, where its shape is known."""
     view, node = step.view, node_of(tensor)
-    inputs, op = view.inputs(node), view.op(node)
-    if op == "Slice":
-        whole, (begin, size) = view.constant(inputs[0]), (step.facts[one].numbers() for one in inputs[1:])
-        if whole is None or begin is None or size is None or whole.ndim != 2 or whole.dtype.kind != "i":
+    if tensor not in step.facts:
+        return None
+    if (values := step.facts[tensor].values()) is not None:
+        return _array(values, () if step.facts[tensor].rank == 0 else (len(values),))
+    if view.op(node) == "Const":
+        constant = view.constant(tensor) if _is_integer(view.dtype(tensor)) else None
+        if constant is None or constant.size > _MOST:
             return None
-        cut = whole[tuple(slice(a, None if n < 0 else a + n) for a, n in zip(begin, size, strict=True))]
-        return tuple(Length.of(int(n)) for n in cut.ravel())
-    if op == "ConcatV2":
-        return _join_columns(step, node)
-    if op != "Transpose" or view.op(node_of(inputs[0])) != "Pack":
+        return _array([Length.of(int(n)) for n in constant.ravel()], constant.shape)
+    arrange = _ARRANGE.get(view.op(node))
+    if arrange is None:
         return None
-    rows = [step.facts[one].value for one in view.inputs(node_of(inputs[0]))]
-    vectors = [row for row in rows if isinstance(row, tuple)]
-    is_known = len(vectors) == len(rows) and len(set(map(len, vectors))) == 1
-    if not is_known or view.nodes[node_of(inputs[0])].attr["axis"].i or step.facts[inputs[1]].numbers() != [1, 0]:
+    inputs = view.inputs(node)
+    found = [_find_elements(step, one) for one in inputs]
+    numbers = [step.facts[one].numbers() for one in inputs]
+    axis = view.nodes[node].attr["axis"].i if view.op(node) == "Pack" else 0
+    try:
+        return arrange(found, numbers, axis)
+    except (TypeError, ValueError, IndexError):  # an input is unknown, or the op fails
         return None
-    return tuple(length for column in zip(*vectors, strict=True) for length in column)
 
 
-def _join_columns(step: StepWalk, node: str) -> Value | None:
-    """The elements of vectors that are the columns of a matrix."""
-    view, (*columns, axis) = step.view, step.view.inputs(node)
-    makers = [node_of(column) for column in columns]
-    if step.facts[axis].numbers() != [1] or any(view.op(maker) != "Reshape" for maker in makers):
-        return None
-    facts = [step.facts[view.inputs(maker)[0]] for maker in makers]
-    vectors = [fact.value for fact in facts if isinstance(fact.value, tuple) and fact.rank == 1]
-    if len(vectors) < len(columns) or len(set(map(len, vectors))) > 1:
-        return None
-    return tuple(length for row in zip(*vectors, strict=True) for length in row)
+def _array(values: Sequence[Length | None], shape: Sequence[int]) -> _Elements:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array.reshape(shape)
+
+
+_Elements = NDArray[np.object_]
+_ARRANGE: dict[str, Callable[[Sequence[Any], Sequence[Any], int], _Elements]] = {
+    **dict.fromkeys(("Identity", "Cast", "StopGradient"), lambda found, numbers, axis: found[0].copy()),
+    "Pack": lambda found, numbers, axis: np.stack(found, axis),
+    "ConcatV2": lambda found, numbers, axis: np.concatenate(found[:-1], numbers[-1][0]),
+    "ExpandDims": lambda found, numbers, axis: np.expand_dims(found[0], numbers[1][0]),
+    "Transpose": lambda found, numbers, axis: found[0].transpose(numbers[1]),
+    "Reshape": lambda found, numbers, axis: found[0].reshape(numbers[1]),
+    "Fill": lambda found, numbers, axis: np.full(numbers[0], found[1].item(), object),
+    "Slice": lambda found, numbers, axis: found[0][
+        tuple(slice(a, None if n < 0 else a + n) for a, n in zip(numbers[1], numbers[2], strict=True))
+    ],
+}
+"""For an op that arranges elements, its result from the elements of its inputs, their numbers, and Pack's axis."""
