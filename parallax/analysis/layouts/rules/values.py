@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -337,17 +337,18 @@ def _find_elements(step: StepWalk, tensor: str) -> _Elements | None:
         if constant is None or constant.size > _MOST:
             return None
         return _array([Length.of(int(n)) for n in constant.ravel()], constant.shape)
-    arrange = _ARRANGE.get(view.op(node))
-    if arrange is None:
+    if view.op(node) not in _ARRANGE:
         return None
+    of_elements, of_numbers, arrange = _ARRANGE[view.op(node)]
     inputs = view.inputs(node)
-    found = [_find_elements(step, one) for one in inputs]
-    numbers = [step.facts[one].numbers() for one in inputs]
-    axis = view.nodes[node].attr["axis"].i if view.op(node) == "Pack" else 0
-    try:
-        return arrange(found, numbers, axis)
-    except (TypeError, ValueError, IndexError):  # an input is unknown, or the op fails
+    arrays = [_find_elements(step, one) for one in inputs[of_elements]]
+    numbers = [step.facts[one].numbers() for one in inputs[of_numbers]]
+    known_arrays, known_numbers = ([one for one in found if one is not None] for found in (arrays, numbers))
+    if len(known_arrays) < len(arrays) or len(known_numbers) < len(numbers):
         return None
+    if view.op(node) == "Pack":
+        known_numbers = [[view.nodes[node].attr["axis"].i]]
+    return arrange(known_arrays, *known_numbers)
 
 
 def _array(values: Sequence[Length | None], shape: Sequence[int]) -> _Elements:
@@ -356,17 +357,24 @@ def _array(values: Sequence[Length | None], shape: Sequence[int]) -> _Elements:
     return array.reshape(shape)
 
 
+def _fill_array(value: Sequence[_Elements], shape: Sequence[int]) -> _Elements | None:
+    return np.full(shape, value[0].item(), object) if math.prod(shape) <= _MOST else None
+
+
+def _cut_array(whole: Sequence[_Elements], begin: Sequence[int], size: Sequence[int]) -> _Elements:
+    return whole[0][tuple(slice(a, None if n < 0 else a + n) for a, n in zip(begin, size, strict=True))]
+
+
 _Elements = NDArray[np.object_]
-_ARRANGE: dict[str, Callable[[Sequence[Any], Sequence[Any], int], _Elements]] = {
-    **dict.fromkeys(("Identity", "Cast", "StopGradient"), lambda found, numbers, axis: found[0].copy()),
-    "Pack": lambda found, numbers, axis: np.stack(found, axis),
-    "ConcatV2": lambda found, numbers, axis: np.concatenate(found[:-1], numbers[-1][0]),
-    "ExpandDims": lambda found, numbers, axis: np.expand_dims(found[0], numbers[1][0]),
-    "Transpose": lambda found, numbers, axis: found[0].transpose(numbers[1]),
-    "Reshape": lambda found, numbers, axis: found[0].reshape(numbers[1]),
-    "Fill": lambda found, numbers, axis: np.full(numbers[0], found[1].item(), object),
-    "Slice": lambda found, numbers, axis: found[0][
-        tuple(slice(a, None if n < 0 else a + n) for a, n in zip(numbers[1], numbers[2], strict=True))
-    ],
+_FIRST, _SECOND, _NONE = slice(1), slice(1, 2), slice(0)
+_ARRANGE: dict[str, tuple[slice, slice, Callable[..., _Elements | None]]] = {
+    **dict.fromkeys(("Identity", "Cast", "StopGradient"), (_FIRST, _NONE, lambda arrays: arrays[0])),
+    "Pack": (slice(None), _NONE, lambda arrays, axis: np.stack(arrays, axis[0])),
+    "ConcatV2": (slice(-1), slice(-1, None), lambda arrays, axis: np.concatenate(arrays, axis[0])),
+    "ExpandDims": (_FIRST, _SECOND, lambda arrays, axis: np.expand_dims(arrays[0], axis[0])),
+    "Transpose": (_FIRST, _SECOND, lambda arrays, order: arrays[0].transpose(order)),
+    "Reshape": (_FIRST, _SECOND, lambda arrays, shape: arrays[0].reshape(shape)),
+    "Fill": (_SECOND, _FIRST, _fill_array),
+    "Slice": (_FIRST, slice(1, 3), _cut_array),
 }
-"""For an op that arranges elements, its result from the elements of its inputs, their numbers, and Pack's axis."""
+"""For an op that arranges elements: its inputs that have elements, those that have numbers, and the result of both."""
