@@ -32,7 +32,7 @@ from parallax.report.text import bytes_text, ms_text, pluralize
 Planner = Callable[[GraphSpec, Layout, PlanConstraints, PlanInputs], Plan]
 
 PAYS_FROM = 1.2
-"""How many times as long a step without stages must take for stages to be chosen: predictions err by some 10 %."""
+"""The least ratio of a step without stages to one with stages at which stages are chosen: predictions err by 10 %."""
 _NO_LIMIT = 1 << 60
 _SLOWEST, _FASTEST, _HALVINGS = 1 / 1024, 1024.0, 24
 

@@ -34,7 +34,7 @@ from parallax.settings.environment import Settings
 
 _ENDED_EARLY = "Workers serve the process that launched them until it is done, and these ended before."
 _PATIENCE_S = 5.0
-"""How long workers may take to end when the driver has failed."""
+"""Seconds that workers may take to end when the driver has failed."""
 
 
 class JobFailed(JobEnded, Exception):

@@ -15,7 +15,7 @@ Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 @dataclass(frozen=True, slots=True)
 class IslandPlan:
-    """How a job is cut into islands of equally many consecutive workers, and how they meet.
+    """The islands of a job, each of equally many consecutive workers, and the terms of their meetings.
 
     With x_i an island's value of a dense variable, c the centre, p the number of islands, and d = c - mean_i x_i:
 

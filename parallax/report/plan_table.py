@@ -55,7 +55,7 @@ def plan_table(plan: Plan, shows_all: bool = False) -> str:
 
 
 def _coordinate_texts(plan: Plan) -> list[str]:
-    """How each group of variables is trained; empty where all are by synchronous data parallelism."""
+    """The parallelism of each group of variables; empty where all are trained by synchronous data parallelism."""
     groups = locate(plan)
     if all(group.is_plain for group in groups):
         return []
@@ -68,7 +68,7 @@ def _coordinate_texts(plan: Plan) -> list[str]:
 
 
 def _islands_text(plan: Plan) -> str:
-    """What a job in islands promises, in the plan's first line; empty where all workers train as one process."""
+    """The promise of a job in islands, in the plan's first line; empty where all workers train as one process."""
     islands = plan.islands
     if islands is None:
         return ""
@@ -225,7 +225,7 @@ def step_texts(plan: Plan) -> list[str]:
 
 
 def _meeting_texts(plan: Plan) -> list[str]:
-    """What a meeting of islands sends and takes; empty where there are none, or its bytes are unknown."""
+    """The bytes and seconds of a meeting of islands; empty where there are none, or the bytes are unknown."""
     islands, step_s = plan.islands, plan.prediction.step_s
     if islands is None or islands.meeting_bytes is None:
         return []

@@ -162,7 +162,7 @@ def _output_folder(config: Config, call: int | None) -> Path | None:
 
 
 def _preemption_grace_s(config: Config, mine: Settings) -> float | None:
-    """How long a preempted job may save; None if it writes no checkpoints, as in a verification."""
+    """The seconds that a preempted job has to save; None if it writes no checkpoints, as in a verification."""
     saves = config.ckpt_config.ckpt_dir is not None and mine.role == Role.WORKER
     return config.ckpt_config.preemption_grace_s if saves else None
 
@@ -182,7 +182,7 @@ def new_folder() -> Path:
 
 
 def script_words() -> tuple[str, ...]:
-    """How this process was started, so that workers start alike: a file, or -m and a module, and arguments."""
+    """The command line by which workers start as this process did: a file, or -m and a module, and arguments."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name == "__main__":  # a folder or a zip file

@@ -42,9 +42,9 @@ from parallax.settings.parts import (
 from parallax.settings.variables import FIELD_BY_MAPPING, Variable, merge_mappings
 
 STALL_TIMEOUT_S = 60.0
-"""How long a worker waits for the others in one run before the job is ended; far longer than any healthy step."""
+"""Seconds that a worker waits for the others in one run before the job is ended; far longer than any healthy step."""
 HOST_TIMEOUT_S = 30.0
-"""How long a host may take to respond: an ssh login that queries other servers takes a few seconds."""
+"""Seconds that a host may take to respond: an ssh login that queries other servers takes a few."""
 AUTO = "auto"
 """The value of `stages` by which the planner chooses their number."""
 OWN = "own"

@@ -222,7 +222,7 @@ class TableConfig:
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class ProfileConfig:
-    """Which steps are traced; none without a folder.
+    """The steps to trace; none without a folder.
 
     Attributes:
         profile_dir: a folder for the traces.

@@ -17,7 +17,7 @@ FIELD_BY_MAPPING = {"routes": "route", "partitions": "partitions", "touched_rows
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class Variable:
-    """What overrides the plan of one variable; None leaves it to the plan.
+    """Overrides for one variable; None leaves a setting to the plan.
 
     Attributes:
         route: `allreduce`, `allgather`, `alltoall` or `ps`.

@@ -177,7 +177,7 @@ class GraphCut:
         )
 
     def cut_at(self, ends: Sequence[Sequence[str]]) -> StageCut:
-        """Where nodes are if stages end with these ops.
+        """The stage of each node if stages end with these ops.
 
         Raises:
             PlanError: there is no such op.
@@ -257,7 +257,7 @@ class GraphCut:
 
 
 def graph_cut(captured: CapturedGraph, sources: tuple[GradientSource, ...]) -> GraphCut:
-    """Looks for where a graph can be cut.
+    """Finds the places at which a graph can be cut.
 
     Args:
         captured: the graph.

@@ -55,7 +55,7 @@ def find_gradients(captured: CapturedGraph) -> tuple[GradientSource, ...]:
 
 
 def _find_computed_gradients(captured: CapturedGraph) -> list[GradientSource]:
-    """What a script whose updates use no recorded gradient writes to trained variables from the batch, by layouts."""
+    """The values that a script without recorded gradients writes from the batch to trained variables, by layouts."""
     view, initializers = captured.view, {one.initializer for one in captured.variables.values()}
     sources: list[GradientSource] = []
     if not captured.by_layouts:

@@ -51,7 +51,7 @@ def find_ops_after(view: GraphView, updates: Set[str]) -> list[str]:
 
 
 def find_last_ops(view: GraphView, ops: list[str]) -> list[str]:
-    """Those of some ops on which no other of them depends."""
+    """The ops on which none of the others depends."""
     before = view.ancestors({n for op in ops for n in _needs(view, op)})
     return [op for op in ops if op not in before]
 

@@ -70,7 +70,7 @@ def predict_meeting(
     constraints: PlanConstraints,
     measured: PlanInputs,
 ) -> IslandPlan:
-    """How islands meet, with bytes and seconds of a meeting; None for what is unknown.
+    """The terms of islands with the bytes and seconds of a meeting; None for unknown ones.
 
     Args:
         islands: how they meet.

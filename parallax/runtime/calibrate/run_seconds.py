@@ -1,4 +1,4 @@
-"""How long a run takes that several ranks take part in."""
+"""Times runs in which several ranks take part."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class _WorkerFiles:
 
 
 def _finish(writer: Writer, header: Header | None, parts: Sequence[str]) -> None:
-    """Gives a checkpoint its name, and deletes files that it makes obsolete; `parts` are the other workers'."""
+    """Names a checkpoint, and deletes files that it makes obsolete; `parts` are the other workers'."""
     if header is not None and header.base:
         delete_others(writer.folder, header)
         writer.finish_files(parts)

@@ -64,7 +64,7 @@ class VariableValues:
             session.run([small[op].access.update for op in group], fed)
 
     def _small(self, ops: Iterable[str]) -> dict[str, WholeVariable]:
-        """Those of some variables that are read and written at once, together with others."""
+        """The variables that are small enough to be read and written whole, several in one run."""
         access_by_op = {op: whole_of(self.rows_by_variable[op]) for op in ops}
         return {op: one for op, one in access_by_op.items() if one is not None and _bytes_of(one) <= CHUNK_BYTES}
 

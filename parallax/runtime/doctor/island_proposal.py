@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from parallax.cluster.machines import Cluster
 
 FASTER = 4.0
-"""How many times the slowest link within islands must be as fast as the fastest between them."""
+"""The least ratio of the slowest link within islands to the fastest between them."""
 
 
 def find_islands(pairs: Sequence[Sequence[float]]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Has the islands of a job meet: the centre of dense variables, the means of state, and the means of touched rows.
+"""Meetings of a job's islands: the centre of dense variables, the means of state, and the means of touched rows.
 
 The leader of an island is its first worker. Leaders all-reduce dense variables, one message for each element type, and
 send the result to the workers of their islands. Of tables, each worker meets those that own the same rows in the other
@@ -128,7 +128,7 @@ class IslandMeetings:
             self._tables.append(_MarkedTable(own, value, imported.get_operation_by_name(table.clear)))
 
     def begin(self, session: Session) -> None:
-        """Gives all islands the initial values of the first, and the centre too; every worker must call it."""
+        """Sets all islands and the centre to the initial values of the first island; every worker must call it."""
         packed = self._read(session) if self._is_leader else [one.zeros() for one in self._packings]
         for centre, own in zip(self._centres, packed, strict=True):
             for dtype in own:
@@ -145,7 +145,7 @@ class IslandMeetings:
         return self._met == self.updates
 
     def meet(self) -> None:
-        """Has the islands meet, unless they have met after this update; every worker must call it after the same one.
+        """Runs a meeting, unless there was one after this update; every worker must call it after the same update.
 
         Raises:
             SessionError: on all workers, when they have made different numbers of updates.

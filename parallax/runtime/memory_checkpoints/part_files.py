@@ -138,7 +138,7 @@ class UnfinishedSet:
         self._file.write(piece)
 
     def finish(self) -> None:
-        """Gives it its final name, from the number that it contains."""
+        """Renames it to its final name, from the number that it contains."""
         self._file.flush()
         self._file.seek(0)
         number = read_record_head(self._file).number

@@ -58,7 +58,7 @@ class _Bar(NamedTuple):
 
 
 def _groups(trace: RankTrace, steps: Sequence[Step]) -> dict[str, list[_Bar]]:
-    """What is drawn below the rows of kinds, as many rows of it as overlap."""
+    """A bar drawn below the rows of kinds, in as many rows as bars overlap."""
     passes = StagePasses(0, ()) if trace.passes is None else trace.passes
     ops = [op for step in steps for op in step.ops]
     return {

@@ -113,7 +113,7 @@ def read_step(number: int, step_stats: StepStats, micro_batch: int = 0) -> Step:
 
 
 def list_allocations(node: NodeDef) -> Iterator[tuple[int, int]]:
-    """When an op's tensors took memory and gave it back, and the bytes; without those that outlive the step."""
+    """The times and bytes of an op's allocations and deallocations, except of tensors that outlive the step."""
     for one in node.memory:
         records = [(int(record.alloc_micros), int(record.alloc_bytes)) for record in one.allocation_records]
         freed = Counter(-size for _, size in records if size < 0)

@@ -155,7 +155,7 @@ class Claims:
     def _gap(
         self, tensor: str, statement: str, value: Array, parts: list[Array], by_worker: Sequence[Values]
     ) -> float | None:
-        """How far parts are from the claim about them; None if rows are not numeric."""
+        """The relative difference of parts from the claim about them; None if rows are not numeric."""
         layout = self._layouts.get(tensor)
         if statement == PIECE and isinstance(layout, Sharded):
             return _relative(np.concatenate(parts, layout.axis), value)

@@ -126,7 +126,7 @@ class _AveragedGroup:
         self._centres: list[Centre] = []
 
     def begin(self, values: Values) -> None:
-        """Gives the centre its values; each island has it, as in a job."""
+        """Sets the centre, of which each island has a copy, as in a job."""
         self._centres = [Centre(self._terms, self._packing) for _ in range(self._terms.count)]
         for centre in self._centres:
             centre.values = self._packing.pack([np.asarray(values[one.op]) for one in self._entries])

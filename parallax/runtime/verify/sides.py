@@ -144,7 +144,7 @@ def _save_values(values: Values, folder: Path, members: ProcessGroup) -> None:
 
 
 def moment_folder(folder: Path, moment: str, island: int) -> Path:
-    """Where both sides save an island's values at a moment."""
+    """The folder in which both sides save an island's values at a moment."""
     return folder / f"{moment}-{island}"
 
 

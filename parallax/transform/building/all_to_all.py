@@ -51,7 +51,7 @@ def native_ops() -> OpLibrary:
 
 
 def restrict_to_team(team: str, graph_def: GraphDef) -> None:
-    """Has the workers of a stage of the model, or of an island, meet in place of all workers; changes the graph."""
+    """Restricts collectives of all workers to those of a stage of the model, or of an island; changes the graph."""
     for node in graph_def.node:
         if node.op in (ALL_TO_ALL, ALL_REDUCE) and node.attr["among"].s.decode() == WORKERS:
             node.attr["among"].s = team.encode()

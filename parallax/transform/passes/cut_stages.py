@@ -70,7 +70,7 @@ class StageGraph:
 
 
 def ops_here(stages: StageGraph | None, names: Sequence[str]) -> list[str]:
-    """What a worker runs where all together run some ops."""
+    """The ops that a worker runs where all workers together run some ops."""
     if stages is None:
         return list(names)
     return [*(name for name in names if stages.is_here(name)), *stages.sends_for(names)]

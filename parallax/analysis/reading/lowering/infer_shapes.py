@@ -1,4 +1,4 @@
-"""Has TensorFlow infer the shapes of a GraphDef's tensors.
+"""Infers the shapes of a GraphDef's tensors, by TensorFlow.
 
 `tf.import_graph_def` would make a Python object of each op, with its traceback, devices and contexts, which takes three
 quarters of its time. The import by TensorFlow's C API, which infers the shapes, is all that is needed here.
@@ -68,7 +68,7 @@ def _make_attribute(shapes: tuple[_Dims, ...]) -> AttrValue:
 
 
 def _copy_colocated_devices(graph_def: GraphDef) -> None:
-    """Gives an op that is colocated with others the device of the first that has one, as `tf.import_graph_def` does."""
+    """Copies to an op the device of the first colocated op that has one, as `tf.import_graph_def` does."""
     nodes_by_name = {node.name: node for node in graph_def.node}
     places_by_node = {}
     for name, node in nodes_by_name.items():

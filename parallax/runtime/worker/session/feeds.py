@@ -66,7 +66,7 @@ def _candidates(graph: Graph) -> str:
 
 
 def placeholders_in(view: GraphView, nodes: Iterable[str]) -> list[str]:
-    """Those of some nodes that must be fed, sorted."""
+    """The nodes that must be fed, sorted."""
     return sorted(n for n in nodes if view.op(n) in ("Placeholder", "PlaceholderV2"))
 
 

@@ -312,7 +312,7 @@ def is_exchange(op: str) -> bool:
 
 
 def _find_before_exchanges(view: GraphView, runs: set[str]) -> set[str]:
-    """Those of some nodes that depend on no synchronization of workers, touch no variable, and always run."""
+    """The nodes of a run that depend on no synchronization of workers, touch no variable, and always run."""
     after: set[str] = set()
     nodes_before = set()
     branches = branches_of(view)

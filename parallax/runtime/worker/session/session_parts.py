@@ -94,4 +94,4 @@ class IslandTurns(Protocol):
         """Counts an update; returns whether islands have met after it."""
 
     def meet(self) -> None:
-        """Has the islands meet, unless they have met after the last update."""
+        """Runs a meeting of the islands, unless they have met after the last update."""
