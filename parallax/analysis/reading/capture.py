@@ -22,7 +22,12 @@ from parallax.analysis.reading.construction.digests import fingerprint
 from parallax.analysis.reading.construction.launcher_graph import export_graph
 from parallax.analysis.reading.construction.measured_tensors import measured_in
 from parallax.analysis.reading.construction.old_contexts import read_contexts
-from parallax.analysis.reading.construction.recorded_gradients import HiddenGradient, Record, losses_of, records_in
+from parallax.analysis.reading.construction.recorded_gradients import (
+    CapturedRecord,
+    HiddenGradient,
+    losses_of,
+    records_in,
+)
 from parallax.analysis.reading.lazy.row_sums import with_rows_added_once
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
 from parallax.analysis.reading.lowering.functional_control_flow import (
@@ -108,7 +113,7 @@ class CapturedGraph:
     view: GraphView
     fingerprint: str
     variables: dict[str, CapturedVariable]
-    records: tuple[Record, ...]
+    records: tuple[CapturedRecord, ...]
     hidden: tuple[HiddenGradient, ...] = ()
     lazy: tuple[LazyTable, ...] = ()
     by_row: bool = False
@@ -234,7 +239,7 @@ def capture(
     )
 
 
-def _mark_batches(view: GraphView, initial: Set[str], records: tuple[Record, ...]) -> bool:
+def _mark_batches(view: GraphView, initial: Set[str], records: tuple[CapturedRecord, ...]) -> bool:
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     return mark_open_batches(view, initial, losses_of(records), autodiff)
 
@@ -252,7 +257,9 @@ def _flat(graph_def: GraphDef, lowers_all: bool) -> tuple[GraphDef, tuple[Inline
     return connect_optionals(graph_def) if lowers_all else graph_def, tuple(calls)
 
 
-def _lower_control_flow(view: GraphView, records: tuple[Record, ...]) -> tuple[GraphView, tuple[Record, ...]]:
+def _lower_control_flow(
+    view: GraphView, records: tuple[CapturedRecord, ...]
+) -> tuple[GraphView, tuple[CapturedRecord, ...]]:
     """A graph without conditionals and loops at its top level; the contents of autodiff's belong to autodiff."""
     if not has_control_flow(view.graph_def):
         return view, records

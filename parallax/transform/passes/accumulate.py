@@ -36,15 +36,15 @@ def keep_gradients(editor: Editor, rewrites: Rewrites) -> None:
 def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> None:
     accumulators: list[_KeptGradients] = []
     with tf.name_scope(f"{label}/"):
-        share = editor.batch_weights[keep.batch] if keep.batch else None
-        weights = _weights(editor, keep, share, label, accumulators)
+        weight = editor.batch_weights[keep.batch] if keep.batch else None
+        weights = _weights(editor, keep, weight, label, accumulators)
         gradient = editor.at(keep.value_edges[0]) if keep.value_edges else editor.tensor(keep.values)
         if keep.power is not None:  # the first micro-batch may be the last one, and then nothing is accumulated
             gradient = tf.ensure_shape(gradient, [None, *keep.shape[1:]] if keep.indices else keep.shape)
         if keep.indices:
             total = _rows(editor, keep, gradient, weights, accumulators, label)
         else:
-            counted = gradient if share is None or keep.is_counted else share.zero_uncounted(gradient)
+            counted = gradient if weight is None or keep.is_counted else weight.zero_uncounted(gradient)
             total = _total(counted, f"{label}/gradient", accumulators, True, weights)
         editor.accumulated[keep.values] = total * tf.constant(1.0 / steps, gradient.dtype) if weights is None else total
     editor.redirect(keep.value_edges, editor.accumulated[keep.values])
@@ -56,15 +56,15 @@ def _keep(editor: Editor, keep: AccumulateGradient, steps: int, label: str) -> N
 
 
 def _weights(
-    editor: Editor, keep: AccumulateGradient, share: BatchWeight | None, label: str, accumulators: list[_KeptGradients]
+    editor: Editor, keep: AccumulateGradient, weight: BatchWeight | None, label: str, accumulators: list[_KeptGradients]
 ) -> _Weights | None:
     """The weights of the batches so far, and of this run's; None where all are equal."""
     if keep.power is not None:
         return _Weights(None, weigh(editor, tf.constant(1.0, tf.float64), keep.power))
-    if share is None:
+    if weight is None:
         return None
-    rows = _total(share.rows, f"{label}/examples", accumulators, adds=True)
-    local = tf.math.divide_no_nan(tf.cast(share.rows, tf.float64), tf.cast(rows, tf.float64))
+    rows = _total(weight.rows, f"{label}/examples", accumulators, adds=True)
+    local = tf.math.divide_no_nan(tf.cast(weight.rows, tf.float64), tf.cast(rows, tf.float64))
     return _Weights(1.0 - local, local)
 
 

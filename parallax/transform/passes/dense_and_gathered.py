@@ -53,10 +53,10 @@ def _reduce(editor: Editor, reduction: AllReduce) -> NamedTensor | Tensor:
     named = editor.take_tensor(reduction.tensor) if weighed is None else weighed
     became_dense = editor.view.op(node_of(reduction.tensor)) == "UnsortedSegmentSum"
     build = partial(_build, editor.reducer, editor.worker.size, reduction.kind, became_dense)
-    shares = [editor.batch_weights[reduction.batch].is_counted] if reduction.batch else []
+    is_counted = [editor.batch_weights[reduction.batch].is_counted] if reduction.batch else []
     if reduction.tensor in editor.accumulated or not editor.reducer.can_be_copied(named.dtype):
-        return build(editor.leaving(reduction.tensor), *shares)
-    return editor.copies.copy((_build, reduction.kind, became_dense), build, [named, *shares])
+        return build(editor.leaving(reduction.tensor), *is_counted)
+    return editor.copies.copy((_build, reduction.kind, became_dense), build, [named, *is_counted])
 
 
 def _build(

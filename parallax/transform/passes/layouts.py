@@ -203,14 +203,14 @@ class _Build:
         if not part.is_even:
             dealt = self._find_dealt(part)
             return slice_axis(tensor, axis, dealt.first, dealt.computed)
-        share = self._editor.batch_weights[part.batch]
+        weight = self._editor.batch_weights[part.batch]
         length = tf.shape(tensor, out_type=tf.int64)[axis]
-        factor = length // tf.maximum(share.rows * part.blocks, 1)
-        local = share.local
-        first = tf.minimum(self._offset(part.batch), share.rows - local)
-        starts = [(block * share.rows + first) * factor for block in range(part.blocks)]
+        factor = length // tf.maximum(weight.rows * part.blocks, 1)
+        local = weight.local
+        first = tf.minimum(self._offset(part.batch), weight.rows - local)
+        starts = [(block * weight.rows + first) * factor for block in range(part.blocks)]
         if part.blocks == 1:  # an axis along the batch has length 1 only for a batch of one example
-            is_broadcast = tf.logical_and(tf.equal(length, 1), tf.not_equal(share.rows, 1))
+            is_broadcast = tf.logical_and(tf.equal(length, 1), tf.not_equal(weight.rows, 1))
             starts, count = (
                 [tf.where(is_broadcast, tf.zeros_like(starts[0]), starts[0])],
                 tf.where(is_broadcast, tf.ones_like(local), local * factor),
@@ -228,17 +228,17 @@ class _Build:
     def _find_dealt(self, part: ShardedAxis) -> _Dealt:
         """This worker's entries of an unevenly distributed axis."""
         if part.factor not in self._dealt:
-            worker, share = self._editor.worker, self._editor.batch_weights[part.batch]
+            worker, weight = self._editor.worker, self._editor.batch_weights[part.batch]
             dealt = (
                 (tensor, one.axis) for tensor, one in self._layouts.sharded.items() if one.part.factor == part.factor
             )
             tensor, axis = next(dealt)
             computed = tf.shape(self._editor.tensor(tensor), out_type=tf.int64)[axis]
-            mine = share.zero_uncounted(computed) * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
+            mine = weight.zero_uncounted(computed) * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
             every = self._editor.reducer.all_reduce(mine) if worker.size > 1 else mine
             total = tf.reduce_sum(every)
             first = tf.minimum(tf.reduce_sum(every[: worker.rank]), total - computed)
-            self._dealt[part.factor] = _Dealt(first, computed, share.zero_uncounted(computed), total)
+            self._dealt[part.factor] = _Dealt(first, computed, weight.zero_uncounted(computed), total)
         return self._dealt[part.factor]
 
     def _keep_on_worker_0(self, tensor: Tensor) -> Tensor:
@@ -248,15 +248,15 @@ class _Build:
 
     def _offset(self, batch: str) -> Tensor:
         """The number of examples of the preceding workers."""
-        share = self._editor.batch_weights[batch]
-        if share.first is not None:
-            return share.first
-        if share.source not in self._offsets:
+        weight = self._editor.batch_weights[batch]
+        if weight.first is not None:
+            return weight.first
+        if weight.source not in self._offsets:
             worker = self._editor.worker
-            local_count = share.count * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
+            local_count = weight.count * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
             rows = self._editor.reducer.all_reduce(local_count) if worker.size > 1 else local_count
-            self._offsets[share.source] = tf.reduce_sum(rows[: worker.rank])
-        return self._offsets[share.source]
+            self._offsets[weight.source] = tf.reduce_sum(rows[: worker.rank])
+        return self._offsets[weight.source]
 
     def weigh(self, mean: ScaledMean) -> None:
         """Weights a mean by this worker's share of the averaged entries."""
@@ -291,10 +291,10 @@ class _Build:
         Where the last example of the global batch has none, one process's result is shorter than the batch: a run
         raises an error.
         """
-        rows, share = self._editor.tensor(f"{one.node}:0"), self._editor.batch_weights[one.batch]
-        missing = share.local - tf.shape(rows, out_type=tf.int64)[0]
+        rows, weight = self._editor.tensor(f"{one.node}:0"), self._editor.batch_weights[one.batch]
+        missing = weight.local - tf.shape(rows, out_type=tf.int64)[0]
         others = tf.zeros([tf.rank(rows) - 1, 2], tf.int64)
-        has_more = self._offset(one.batch) + share.local < share.rows
+        has_more = self._offset(one.batch) + weight.local < weight.rows
         check = tf.raw_ops.Assert(condition=tf.logical_or(has_more, missing <= 0), data=[_NO_ENTRIES.format(one.node)])
         with tf.control_dependencies([check]):
             filled = tf.pad(rows, tf.concat([[[0, missing]], others], 0))

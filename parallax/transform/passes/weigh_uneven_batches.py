@@ -1,4 +1,4 @@
-"""Pass: computes each worker's share of batches that may have unequal lengths."""
+"""Pass: computes each worker's weight in batches that may have unequal lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallax.transform.building.editor import SCOPE, Editor
 
 
 def weigh_uneven_batches(editor: Editor, rewrites: Rewrites) -> None:
-    """Computes each worker's share of all examples, for the batches that may be uneven."""
+    """Computes each worker's weight in the batches that may be uneven."""
     by_source: dict[str, BatchWeight] = {}
     for batch in rewrites.batches:
         with tf.name_scope(f"{SCOPE}/batch/"):
@@ -28,8 +28,8 @@ def weigh_uneven_batches(editor: Editor, rewrites: Rewrites) -> None:
     for scatter in rewrites.scatters:
         if scatter.batch:
             with tf.name_scope(f"{SCOPE}/batch/"):
-                share = editor.batch_weights[scatter.batch]
-                editor.accumulated[scatter.tensor] = share.zero_uncounted(editor.leaving(scatter.tensor))
+                weight = editor.batch_weights[scatter.batch]
+                editor.accumulated[scatter.tensor] = weight.zero_uncounted(editor.leaving(scatter.tensor))
 
 
 def _weigh_batch(editor: Editor, batch: UnevenBatch) -> BatchWeight:
@@ -47,34 +47,34 @@ def _weigh_batch(editor: Editor, batch: UnevenBatch) -> BatchWeight:
     return BatchWeight.of(batch.placeholder, local_length, rows, local)
 
 
-def _take_fed_length(editor: Editor, fed: FedLength, share: BatchWeight) -> None:
+def _take_fed_length(editor: Editor, fed: FedLength, weight: BatchWeight) -> None:
     """Sets the length of a worker's batch, including a stand-in's, and the global one where the script feeds it."""
     number = editor.tensor(fed.tensor)
     message = (
         f"{fed.tensor} is fed the length of a batch, which must be the length of the worker's own part, as "
-        f"{_name_in_script(editor, share.source)} has it; feed any other number as a float. The two are:"
+        f"{_name_in_script(editor, weight.source)} has it; feed any other number as a float. The two are:"
     )
-    is_equal = tf.equal(tf.cast(number, tf.int64), share.count)
-    check = tf.raw_ops.Assert(condition=is_equal, data=[message, number, share.count])
+    is_equal = tf.equal(tf.cast(number, tf.int64), weight.count)
+    check = tf.raw_ops.Assert(condition=is_equal, data=[message, number, weight.count])
     with tf.control_dependencies([check]):
-        local, rows = (tf.reshape(tf.cast(one, number.dtype), []) for one in (share.local, share.rows))
+        local, rows = (tf.reshape(tf.cast(one, number.dtype), []) for one in (weight.local, weight.rows))
     editor.redirect(fed.edges, local)
     editor.fed_lengths[fed.tensor] = rows
 
 
-def _with_equal_lengths(editor: Editor, batch: UnevenBatch, share: BatchWeight) -> BatchWeight:
-    """The share, with a check that other sources of the batch have the same length."""
+def _with_equal_lengths(editor: Editor, batch: UnevenBatch, weight: BatchWeight) -> BatchWeight:
+    """The weight, with a check that other sources of the batch have the same length."""
     checks = [
         tf.raw_ops.Assert(
-            condition=tf.equal(_length(editor, other), share.count),
+            condition=tf.equal(_length(editor, other), weight.count),
             data=[_unequal(_name_in_script(editor, other), _name_in_script(editor, batch.placeholder))],
         )
         for other in batch.equal_length_sources
     ]
     if not checks:
-        return share
+        return weight
     with tf.control_dependencies(checks):
-        return BatchWeight.of(share.source, tf.identity(share.count), share.rows, share.local, share.first)
+        return BatchWeight.of(weight.source, tf.identity(weight.count), weight.rows, weight.local, weight.first)
 
 
 def _name_in_script(editor: Editor, batch: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
-from parallax.analysis.reading.construction.recorded_gradients import Record
+from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord
 from parallax.graph.view import GraphView, node_of
 
 AS_FIRST = """
@@ -37,7 +37,7 @@ class DeliveredGradient(NamedTuple):
     target: str
 
 
-def gradients_of(records: Sequence[Record], names: Mapping[str, str]) -> dict[str, DeliveredGradient]:
+def gradients_of(records: Sequence[CapturedRecord], names: Mapping[str, str]) -> dict[str, DeliveredGradient]:
     """The gradients that autodiff delivered.
 
     Args:

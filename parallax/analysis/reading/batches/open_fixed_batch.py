@@ -25,7 +25,7 @@ from parallax.analysis.reading.batches.replaced_gradients import replace_gradien
 from parallax.analysis.reading.batches.unclassified_constants import UnclassifiedConstants
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.analysis.reading.construction.old_contexts import Contexts, import_with_contexts, in_style_of, is_complete
-from parallax.analysis.reading.construction.recorded_gradients import Record, losses_of, records_in
+from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord, losses_of, records_in
 from parallax.base.types import Graph, GraphDef
 from parallax.graph.batches import mark_opened
 from parallax.graph.view import GraphView, node_of
@@ -54,13 +54,13 @@ class OpenedGraph:
     """
 
     view: GraphView
-    records: tuple[Record, ...]
+    records: tuple[CapturedRecord, ...]
     gradients: Mapping[str, str]
 
 
 def open_fixed_batch(
     view: GraphView,
-    records: Sequence[Record],
+    records: Sequence[CapturedRecord],
     initial: Set[str],
     contexts: Contexts,
     measured: Mapping[str, MeasuredTensor],
@@ -159,7 +159,7 @@ def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, ini
     return changed
 
 
-def _open_delivered(view: GraphView, inferred: GraphView, opened: GraphDef, records: Sequence[Record]) -> bool:
+def _open_delivered(view: GraphView, inferred: GraphView, opened: GraphDef, records: Sequence[CapturedRecord]) -> bool:
     """Sets open shapes for gradients whose targets have them; returns whether any changed."""
     by_name, count = {node.name: node for node in opened.node}, len(opened.node)
     autodiff = frozenset[str]().union(*(record.ops for record in records))
@@ -224,7 +224,7 @@ def _without(opened: GraphDef, outside: Set[str]) -> GraphDef:
 
 
 def _derive_gradients(
-    fixed: GraphView, graph: Graph, opened: GraphDef, outside: Set[str], records: Sequence[Record]
+    fixed: GraphView, graph: Graph, opened: GraphDef, outside: Set[str], records: Sequence[CapturedRecord]
 ) -> OpenedGraph | None:
     """The graph with all gradients derived again, in the order in which the script requested them.
 
@@ -319,7 +319,7 @@ def _find_copied(view: GraphView, gradient: str, autodiff: Set[str]) -> list[str
     return [tensor for tensor in copies if node_of(tensor) in autodiff]
 
 
-def _redirect(graph: Graph, record: Record, old: str, new: tf.Tensor) -> None:
+def _redirect(graph: Graph, record: CapturedRecord, old: str, new: tf.Tensor) -> None:
     """Redirects all consumers of an old gradient, except autodiff itself, to the new one."""
     before = graph.get_tensor_by_name(old)
     for op in before.consumers():

@@ -23,8 +23,8 @@ from parallax.graph.view import GraphView, node_of, split_tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One call of autodiff; all are names of the captured graph.
+class CapturedRecord:
+    """One call of autodiff, as GradientRecord, by the names of the captured graph.
 
     Attributes:
         gradients: (target, values tensor, indices tensor or None) for every target with a gradient.
@@ -46,7 +46,7 @@ class Record:
     forward: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def losses_of(records: Sequence[Record]) -> set[str]:
+def losses_of(records: Sequence[CapturedRecord]) -> set[str]:
     """The nodes that were differentiated."""
     return {node_of(tensor) for record in records for tensor in record.of}
 
@@ -96,7 +96,7 @@ def records_in(
     calls: Sequence[InlinedCall],
     view: GraphView,
     expanded: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-) -> tuple[tuple[Record, ...], tuple[HiddenGradient, ...]]:
+) -> tuple[tuple[CapturedRecord, ...], tuple[HiddenGradient, ...]]:
     """The records of autodiff, in the captured graph and in functions that it runs.
 
     Args:
@@ -157,7 +157,7 @@ def _with_calls(nodes: list[str], within: dict[str, tuple[str, ...]]) -> frozens
     return frozenset(nodes_and_calls)
 
 
-def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place, ops: frozenset[str]) -> Record:
+def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place, ops: frozenset[str]) -> CapturedRecord:
     gradients, shapes = [], dict[str, str]()
     for gradient in one.gradients:
         target = _resolve(places, place, gradient.target)
@@ -181,7 +181,7 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
     ]
     losses = tuple(tensor for loss in one.of for tensor in _resolve(places, place, loss)[:1])
     is_plain = one.is_plain and len(losses) == len(one.of)
-    return Record(tuple(gradients), ops, tuple(cotangents), losses, is_plain, shapes)
+    return CapturedRecord(tuple(gradients), ops, tuple(cotangents), losses, is_plain, shapes)
 
 
 def _find_forward(
