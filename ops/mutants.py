@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 900.0
 COPIED = ("parallax", "tests", "ops", "examples", "docs", "pyproject.toml", "README.md", "Makefile")
 EXACT = ("tests/exactness/test_exactness.py", "-k", "plain_graph")
-QUEUE_EXCHANGES = ("tests/exactness/test_transport.py",)
+MEETINGS = ("tests/exactness/test_transport.py",)
 GRAPHS = ("tests/equality/test_in_memory.py", "-k", "every_graph_equals")
 KEPT = ("tests/equality/test_in_memory.py", "-k", "several_batches")
 UNEVEN = ("tests/keras/test_losses.py",)
@@ -248,21 +248,21 @@ MUTANTS = (
         "transform/building/collectives.py",
         'return mpi_ops.broadcast(tensor, 0, name="broadcast")',
         "return tensor",
-        QUEUE_EXCHANGES,
+        MEETINGS,
     ),
     Mutant(
         "the least is the largest",
         "transform/building/collectives.py",
         "kind=kind, scales",
         'kind={"min": "max"}.get(kind, kind), scales',
-        QUEUE_EXCHANGES,
+        MEETINGS,
     ),
     Mutant(
         "the scale of a float64 is left out",
         "transform/building/collectives.py",
         "return all_reduce(tensor * scale, kind, 1.0, is_alike, among)",
         "return all_reduce(tensor, kind, 1.0, is_alike, among)",
-        QUEUE_EXCHANGES,
+        MEETINGS,
     ),
     Mutant(
         "a row is sought at another owner",

@@ -14,7 +14,7 @@
 
 namespace parallax_rows {
 
-// FramesDrained up by container and name of the table's variable. `mutex` guards all other members, and is locked before the
+// Looked up by container and name of the table's variable. `mutex` guards all other members, and is locked before the
 // variables'.
 template <typename T>
 class LazyRows : public tensorflow::ResourceBase {

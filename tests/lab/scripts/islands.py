@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import parallax
 
-WIDTH, TABLE_ROWS, TABLE_WIDTH, TOUCHED, QUEUE_EXCHANGES = 512, 4000, 64, 200, 6
+WIDTH, TABLE_ROWS, TABLE_WIDTH, TOUCHED, MEETINGS = 512, 4000, 64, 200, 6
 
 
 def build():
@@ -39,7 +39,7 @@ def main():
     session, _, worker, _ = parallax.parallel_run(build(), sys.argv[2], parallax_config=config)
     x = np.ones([4, WIDTH], np.float32)
     with session:
-        for meeting in range(QUEUE_EXCHANGES + 1):
+        for meeting in range(MEETINGS + 1):
             if meeting == 1:  # all connections are there
                 session.workers.Barrier()
                 before = sent_bytes()
@@ -50,7 +50,7 @@ def main():
         sent = sent_bytes() - before
     dense, bits = (4 if wire_dtype is None else 2) * WIDTH * WIDTH, TABLE_ROWS / 8
     rows = 3 * TOUCHED // 2 * 4 * TABLE_WIDTH
-    expected = QUEUE_EXCHANGES * (dense + rows + bits)  # 2 (p - 1) / p is 1 for two islands
+    expected = MEETINGS * (dense + rows + bits)  # 2 (p - 1) / p is 1 for two islands
     print(f"worker {worker} sent {sent} expected {expected:.0f}", flush=True)
 
 
