@@ -1,12 +1,12 @@
-"""`python -m ops.mutants`: breaks parallax/ on purpose, one break at a time, and shows which the tests notice.
+"""`python -m ops.mutants`: breaks parallax/ on purpose, one mutant at a time, and shows which the tests notice.
 
     python -m ops.mutants                 # all, one after the other
-    python -m ops.mutants --only scale    # those whose name has a word
-    python -m ops.mutants --list          # only looks whether each still applies
+    python -m ops.mutants --only scale    # those whose names contain a word
+    python -m ops.mutants --list          # only checks whether each still applies
 
-A break is a replacement of text that must stand in its file exactly once. It is made in a copy of the tree; of the
-tests those run that must notice it, and that pass without it. Exit status 1 when a break is not noticed, or does not
-apply.
+A mutant replaces a text that must occur exactly once in its file. It is applied to a copy of the tree, in which the
+tests run that must notice it. These tests must pass without it. The exit status is 1 if a mutant is not noticed or does
+not apply.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ STALLS = ("tests/runtime/launcher/test_stall.py",)
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A break.
+    """A defect in a file, made on purpose.
 
     Attributes:
-        name: what is wrong then.
+        name: describes the defect.
         file: below parallax/.
-        old: stands in the file exactly once.
-        new: in its place.
-        tests: what must notice it, as words for pytest.
+        old: text that occurs exactly once in the file.
+        new: its replacement.
+        tests: arguments of pytest for the tests that must notice it.
     """
 
     name: str
@@ -62,91 +62,91 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        "a sum over the batch is taken for one of all workers",
+        "a worker's sum over its batch is taken for the sum of all workers",
         "analysis/layouts/rules/reductions.py",
         "return step.all_outputs(node, Partial(_KINDS[op]), dims)",
         "return step.all_outputs(node, REPLICATED, dims)",
         LAYOUTS,
     ),
     Mutant(
-        "a product that contracts the batch is taken for one of all workers",
+        "a worker's product that contracts its batch is taken for that of all workers",
         "analysis/layouts/rules/matrix_products.py",
         "if letter in result else SUM, dims)",
         "if letter in result else REPLICATED, dims)",
         LAYOUTS,
     ),
     Mutant(
-        "a part of a sum passes through an op that is not linear",
+        "a partial sum passes through a nonlinear op",
         "analysis/layouts/rules/elementwise.py",
         'LINEAR = ("Neg", "Conj", "Real", "Imag")',
         'LINEAR = ("Neg", "Conj", "Real", "Imag", "Square", "Sqrt")',
         (*MIXED, "-k", "losses"),
     ),
     Mutant(
-        "the largest of segments are added up",
+        "the maxima of segments are summed",
         "analysis/layouts/rules/reductions.py",
         "    return step.all_outputs(node, Partial(kind))",
         "    return step.all_outputs(node, SUM)",
         ("tests/exactness/test_sparse_batches.py", "-k", "maxima"),
     ),
     Mutant(
-        "what counts the examples begins at 0 on every worker",
+        "the numbers of examples start at 0 on every worker",
         "transform/passes/layouts.py",
         "first = self._firsts[one.node] = self._offset(one.part.batch) * factor",
         "first = self._firsts[one.node] = self._offset(one.part.batch) * factor * 0",
         (*MIXED, "-k", "losses"),
     ),
     Mutant(
-        "a piece of concatenated tensors begins where the one before it does",
+        "a piece of a concatenation starts where the previous one does",
         "analysis/layouts/rules/concatenation.py",
         "        placed.append((first, first + length, one))\n        first = first + length",
         "        placed.append((first, first + length, one))",
         LOOKUPS,
     ),
     Mutant(
-        "a mean of what is dealt out by its values counts by examples",
+        "a mean of rows distributed by their values is weighted by examples",
         "analysis/layouts/rules/reductions.py",
         "dealt=None if fact.part.is_even else fact.part)",
         "dealt=None)",
         (*LOOKUPS, "-k", "dealt_out"),
     ),
     Mutant(
-        "the largest of a worker without examples is 0",
+        "the maximum of a worker without examples is 0",
         "transform/building/batch_weights.py",
         '    if kind == "sum":\n        return tf.where(is_counted',
         '    if kind in ("sum", "max"):\n        return tf.where(is_counted',
         ("tests/exactness/test_interactions.py", "-k", "without_examples"),
     ),
     Mutant(
-        "what all workers have is added up by each of them",
+        "a replicated value is added once per worker",
         "transform/passes/layouts.py",
         "tf.constant(1 if self._editor.worker.rank == 0 else 0, tensor.dtype)",
         "tf.constant(1, tensor.dtype)",
         (*MIXED, "-k", "losses"),
     ),
     Mutant(
-        "a worker's piece of a whole tensor is the first worker's",
+        "every worker takes the first worker's piece of a whole tensor",
         "transform/passes/layouts.py",
         "first = tf.minimum(self._offset(part.batch), share.rows - local)",
         "first = tf.zeros_like(self._offset(part.batch))",
         (*MIXED, "-k", "features"),
     ),
     Mutant(
-        "a sum is divided by the fixed batch of a worker",
+        "a sum is divided by the fixed batch length of a worker",
         "analysis/reading/batches/batch_constants.py",
         "        if factor and self._is_outside(node.name):",
         "        if False and self._is_outside(node.name):",
         (*MIXED, "-k", "fixed_batch"),
     ),
     Mutant(
-        "an update waits for a predicate of each worker's own batch",
+        "an update depends on a predicate of each worker's own batch",
         "analysis/propagation/walk.py",
         'states.append(self.marked.get((tensor, edge.node)) or self._predicate(f"{edge.node}:0"))',
         "states.append(self.states.get(tensor, LOCAL))",
         ("tests/exactness/test_whole_batch.py", "-k", "computed_from_the_global and every"),
     ),
     Mutant(
-        "a batch that is shorter is fed as a full one",
+        "a shorter batch is fed as a full one",
         "transform/passes/full_batches.py",
         "return None\n    led =",
         "pass\n    led =",
@@ -160,21 +160,21 @@ MUTANTS = (
         ("tests/transform/passes/test_ids_from_end.py",),
     ),
     Mutant(
-        "rows are merged by their update alone though their norm is taken",
+        "rows are merged in their update only, although their norm is computed",
         "analysis/reading/lazy/updates.py",
         "while others := {node for node in exclusive if not update.union(exclusive).issuperset(view.users(node))}:",
         "while others := set[str]():",
         ("tests/analysis/reading/test_updates_of_rows.py",),
     ),
     Mutant(
-        "a worker's share of an uneven batch is left out",
+        "a worker's share of an uneven batch is not applied",
         "transform/building/batch_weights.py",
         "return tf.math.multiply_no_nan(tensor, tf.cast(self.fraction, tensor.dtype))",
         "return tensor",
         UNEVEN,
     ),
     Mutant(
-        "the scale of joined rows is left out",
+        "the scale of gathered rows is left out",
         "transform/passes/dense_and_gathered.py",
         "return values * tf.constant(1.0 / size if terms.synchronous and terms.average_sparse else 1.0, values.dtype)",
         "return values",
@@ -188,91 +188,91 @@ MUTANTS = (
         EXACT,
     ),
     Mutant(
-        "parts that travel together lose their scales",
+        "the parts of a fused all-reduce lose their scales",
         "transform/passes/fused_all_reduces.py",
         'fused.attr["scales"].list.f.extend(one.attr["scales"].list.f[0] for one in members)',
         'fused.attr["scales"].list.f.extend(1.0 for one in members)',
         JOINED,
     ),
     Mutant(
-        "all-reduces of other levels travel together",
+        "all-reduces of different levels are fused",
         "transform/passes/fused_all_reduces.py",
         "levels[node] = level",
         "levels[node] = 0",
         JOINED,
     ),
     Mutant(
-        "a run that overlaps with another does not wait for its variables",
+        "an overlapping run does not wait for its variables",
         "transform/passes/turns.py",
         "return shared or str(node.name)",
         "return None",
         OVERLAPPING,
     ),
     Mutant(
-        "what a run that overlaps is fed is not copied",
+        "the feeds of an overlapping run are not copied",
         "runtime/worker/session/overlapping.py",
         "copied = [_copy(values[place]) for place in ready.feeds]",
         "copied = [values[place] for place in ready.feeds]",
         OVERLAPPING,
     ),
     Mutant(
-        "the numbers of collected rows lead nowhere",
+        "the indices of collected rows are not redirected",
         "transform/passes/dense_and_gathered.py",
         "        editor.redirect(collect.indices, indices)\n",
         "",
         EXACT,
     ),
     Mutant(
-        "a row that one worker alone touched is lost",
+        "a row that only one worker touched is lost",
         "transform/passes/dense_and_gathered.py",
         "touched = tf.where(total[:, -1] > 0)[:, 0]",
         "touched = tf.where(total[:, -1] > 1)[:, 0]",
         EXACT,
     ),
     Mutant(
-        "rows that all workers have are counted by each",
+        "replicated rows are counted once per worker",
         "transform/passes/dense_and_gathered.py",
         "1.0 if editor.worker.rank == editor.worker.size - 1 else 0.0, rows.dtype",
         "1.0, rows.dtype",
         GRAPHS,
     ),
     Mutant(
-        "a mean of rows is divided by the workers, not the rows",
+        "a mean of rows is divided by the number of workers, not of rows",
         "transform/passes/dense_and_gathered.py",
         "return editor.reducer.all_reduce(total) / editor.reducer.all_reduce(weight)",
         "return editor.reducer.all_reduce(mean) / editor.worker.size",
         GRAPHS,
     ),
     Mutant(
-        "a broadcast gives each worker its own",
+        "a broadcast returns each worker's own value",
         "transform/building/collectives.py",
         'return mpi_ops.broadcast(tensor, 0, name="broadcast")',
         "return tensor",
         MEETINGS,
     ),
     Mutant(
-        "the least is the largest",
+        "a minimum is computed as a maximum",
         "transform/building/collectives.py",
         "kind=kind, scales",
         'kind={"min": "max"}.get(kind, kind), scales',
         MEETINGS,
     ),
     Mutant(
-        "the scale of a float64 is left out",
+        "the scale of a float64 tensor is left out",
         "transform/building/collectives.py",
         "return all_reduce(tensor * scale, kind, 1.0, is_alike, among)",
         "return all_reduce(tensor, kind, 1.0, is_alike, among)",
         MEETINGS,
     ),
     Mutant(
-        "a row is sought at another owner",
+        "a row is looked up at the wrong owner",
         "graph/ownership.py",
         "return self.pattern[row % self.slots]",
         "return self.pattern[(row + 1) % self.slots]",
         OWNERSHIP,
     ),
     Mutant(
-        "rows are cut wrongly",
+        "the local numbers of rows are wrong",
         "graph/ownership.py",
         "return turn * self.shares[self.pattern[slot]] + self.places[slot]",
         "return turn * self.shares[self.pattern[slot]]",
@@ -286,14 +286,14 @@ MUTANTS = (
         OWNERSHIP,
     ),
     Mutant(
-        "a rank that ended is waited for",
+        "a rank that has ended is waited for",
         "runtime/launcher/failures/stall.py",
         "if isinstance(state, _InRun) or state.reason == _NOT_IN_RUN.reason:",
         "if isinstance(state, _InRun):",
         STALLS,
     ),
     Mutant(
-        "a rank that never comes is no stall",
+        "a rank that never arrives is not a stall",
         "runtime/launcher/failures/stall.py",
         "for rank, _ in absent)) >= self.timeout_s:",
         "for rank, _ in absent)) >= 1000 * self.timeout_s:",
@@ -307,7 +307,7 @@ MUTANTS = (
         KEPT,
     ),
     Mutant(
-        "a token is lost: a push does not wait for the others'",
+        "a token is lost: a push does not wait for those of others",
         "transform/passes/on_servers.py",
         "waits = [*ops, *contributions, *self.editor.meetings.token(ops)]",
         "waits = [*ops, *contributions]",
@@ -328,7 +328,7 @@ MUTANTS = (
         ("tests/analysis/test_planner.py",),
     ),
     Mutant(
-        "ranks far apart are named as one span",
+        "ranks that are far apart are named as one span",
         "report/text.py",
         "if spans and rank == spans[-1][1] + 1:",
         "if spans:",
@@ -338,13 +338,13 @@ MUTANTS = (
 
 
 def problem_of(mutant: Mutant, root: Path) -> str:
-    """Why a break does not apply; empty when it does."""
+    """Returns why a mutant does not apply; empty if it does."""
     found = (root / "parallax" / mutant.file).read_text(encoding="utf-8").count(mutant.old)
-    return "" if found == 1 else f"{mutant.file} has {found} times what is to be replaced: {mutant.old.strip()}"
+    return "" if found == 1 else f"{mutant.file} has the text to replace {found} times: {mutant.old.strip()}"
 
 
 def fails(tests: tuple[str, ...], mutant: Mutant | None = None) -> bool:
-    """Whether a test fails in a copy of the tree, which has a break or none.
+    """Returns whether a test fails in a copy of the tree, with a mutant or without one.
 
     Raises:
         RuntimeError: the tests cannot be run at all.
@@ -367,8 +367,8 @@ def fails(tests: tuple[str, ...], mutant: Mutant | None = None) -> bool:
 
 def main(argv: list[str]) -> int:
     parser = CommandParser(prog="python -m ops.mutants", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", metavar="WORD", default="", help="breaks whose name has the word")
-    parser.add_argument("--list", action="store_true", help="look whether each applies; run nothing")
+    parser.add_argument("--only", metavar="WORD", default="", help="mutants whose names contain the word")
+    parser.add_argument("--list", action="store_true", help="check whether each applies; run no tests")
     options = parser.parse_args(argv)
     is_good, fails_anyway = True, cache(fails)
     for mutant in (m for m in MUTANTS if options.only in m.name):

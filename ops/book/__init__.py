@@ -1,1 +1,1 @@
-"""The documentation as a book that is kept true: tables from the code's definitions, and commands that are run."""
+"""Keeps the documentation true: generates tables from the code's definitions and runs the pages' commands."""

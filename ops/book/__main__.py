@@ -14,17 +14,17 @@ from parallax.settings.arguments import CommandParser
 
 
 def main() -> int:
-    """Does what the command line says; gives the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = CommandParser(prog="python -m ops.book", description="Keeps the documentation true.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("write", help="write the parts of the pages that follow from the code")
-    one = commands.add_parser("follow", help="do what a page says, in a new folder")
-    one.add_argument("page", type=Path, help="as docs/quick_start.md")
-    one.add_argument("--slow", action="store_true", help="the slow commands too")
-    one.add_argument("--here", action="store_true", help="in this folder, rather than a new one")
-    path = commands.add_parser("newcomer", help="a newcomer's path, in a clean clone of what is committed")
-    path.add_argument("--environment", type=Path, metavar="DIR", help="take this one, rather than make one")
-    path.add_argument("--quick", action="store_true", help="without the slow commands")
+    commands.add_parser("write", help="write the generated parts of the pages")
+    one = commands.add_parser("follow", help="follow the steps of a page in a new folder")
+    one.add_argument("page", type=Path, help="for example docs/quick_start.md")
+    one.add_argument("--slow", action="store_true", help="run the slow commands too")
+    one.add_argument("--here", action="store_true", help="use this folder instead of a new one")
+    path = commands.add_parser("newcomer", help="follow a newcomer's path in a clean clone of the last commit")
+    path.add_argument("--environment", type=Path, metavar="DIR", help="use this environment instead of a new one")
+    path.add_argument("--quick", action="store_true", help="skip the slow commands")
     arguments = parser.parse_args()
     try:
         if arguments.command == "write":
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def make_desk(folder: Path) -> None:
-    """Puts what pages name into a folder where they may write."""
+    """Links the folders that pages name into a folder where their commands may write."""
     for name in ("examples", "ops"):
         (folder / name).symlink_to(ROOT / name)
 
@@ -55,7 +55,7 @@ def _write() -> None:
         text = path.read_text(encoding="utf-8")
         if (written := with_generated(text)) != text:
             path.write_text(written, encoding="utf-8")
-            print(f"{page} is written anew")
+            print(f"{page} was updated")
 
 
 if __name__ == "__main__":

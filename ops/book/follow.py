@@ -1,4 +1,4 @@
-"""Does what a page says, in a folder, and tells where it is not as the page has it."""
+"""Follows the steps of a page in a folder, and reports where the results differ from the page."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ LIMIT_S = 600.0
 SHOWN_LINES = 60
 
 ELSEWHERE = {
-    "make": "it makes an environment, of which the tests are a part; `python -m ops.book newcomer` runs it",
-    ". .venv/bin/activate": "it is for a shell that goes on",
-    "pip install": "it makes another environment, of which the tests are no part",
-    "parallax setup": "it builds this environment's libraries anew; tests/setup looks at its commands",
-    "sbatch": "there is no Slurm cluster; tests/runtime/launcher/test_recipes.py runs the script, with a stand-in",
-    "kubectl": "there is no Kubernetes cluster; tests/runtime/launcher/test_recipes.py looks at the job's command",
+    "make": "it makes the environment in which the tests run; `python -m ops.book newcomer` runs it",
+    ". .venv/bin/activate": "it only has an effect on an interactive shell",
+    "pip install": "it makes another environment than that of the tests",
+    "parallax setup": "it rebuilds this environment's libraries; tests/setup checks its commands",
+    "sbatch": "there is no Slurm cluster; tests/runtime/launcher/test_recipes.py runs the script with a substitute",
+    "kubectl": "there is no Kubernetes cluster; tests/runtime/launcher/test_recipes.py checks the job's command",
     "ssh": "there are no other machines",
     "parallax run -r cluster.yaml": "there are no other machines; tests/lab runs jobs on emulated hosts",
-    "parallax plan -r hosts.yaml": "its hosts are the paper's; tests/bench/test_published.py makes these plans anew",
+    "parallax plan -r hosts.yaml": "its hosts are the paper's; tests/bench/test_published.py makes the same plans",
     "parallax calibrate -r cluster.yaml": "there are no other machines; tests/lab calibrates emulated hosts",
-    "parallax doctor -r cluster.yaml": "there are no other machines; tests/lab looks at emulated hosts",
+    "parallax doctor -r cluster.yaml": "there are no other machines; tests/lab examines emulated hosts",
     "python -m ops.bench race": "a race takes minutes on a quiet machine; tests/bench runs a small one",
     "python -m ops.bench planning": "it measures for minutes; tests/bench runs a small one",
-    "python -m ops.bench predictions": "it measures for an hour on a quiet machine; tests/bench looks at its parts",
-    "python -m ops.bench islands": "it trains for ten minutes on a quiet machine; tests/bench looks at its parts",
-    "python -m ops.bench regret": "it measures for an hour on a quiet machine; tests/bench looks at its parts",
-    "python -m ops.bench twin": "it races for a quarter of an hour on a quiet machine; tests/bench looks at its parts",
+    "python -m ops.bench predictions": "it measures for an hour on a quiet machine; tests/bench tests its parts",
+    "python -m ops.bench islands": "it trains for ten minutes on a quiet machine; tests/bench tests its parts",
+    "python -m ops.bench regret": "it measures for an hour on a quiet machine; tests/bench tests its parts",
+    "python -m ops.bench twin": "it races for a quarter of an hour on a quiet machine; tests/bench tests its parts",
     "python -m ops.bench published": "it needs 20 GiB; tests/bench runs a small one and compares the plans",
 }
-"""Commands of the book that cannot be run wherever the tests are, by how they begin, each with the reason."""
+"""First words of the book's commands that cannot be run where the tests run -> the reason."""
 
 
 class NotAsWritten(AssertionError):
-    """A command did not do what its page says."""
+    """A step did not have the result that its page shows."""
 
 
 def elsewhere(command: str) -> str:
-    """Why a command is not run here; empty when it is."""
+    """Returns why a command is not run here; empty if it is."""
     words = command.split()
     return next((why for begin, why in ELSEWHERE.items() if words[: len(begin.split())] == begin.split()), "")
 
 
 def follow(page: Path, folder: Path, environment: Mapping[str, str], slow: bool, say: bool = False) -> list[Command]:
-    """Takes all steps of a page; gives the commands that were run.
+    """Follows all steps of a page; returns the commands that were run.
 
     Args:
-        page: below the project's folder.
+        page: path in the project's folder.
         folder: where files are written and commands are run.
         environment: of the commands.
-        slow: whether the slow ones are run too.
+        slow: whether slow commands are run too.
         say: whether to print each command before it is run.
 
     Raises:
-        NotAsWritten: a command ends with another status, or does not print what is shown; a change has no place.
+        NotAsWritten: a command ends with another status or does not print the lines shown, or a change does not apply.
     """
     done = []
     for step in steps_of((ROOT / page).read_text(encoding="utf-8"), str(page)):
@@ -76,7 +76,7 @@ def follow(page: Path, folder: Path, environment: Mapping[str, str], slow: bool,
 
 
 def reader_environment() -> dict[str, str]:
-    """That of a shell in which this interpreter's environment is active, and the project is found."""
+    """Returns the variables of a shell in which this interpreter's environment is active and the project is found."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
 
@@ -85,7 +85,7 @@ def _change(step: ChangeFile, folder: Path) -> None:
     file = folder / step.name
     text = file.read_text(encoding="utf-8")
     if text.count(step.before) != 1:
-        raise NotAsWritten(f"{step.name} has {text.count(step.before)} times what is to be changed:\n{step.before}")
+        raise NotAsWritten(f"{step.name} has the lines to change {text.count(step.before)} times:\n{step.before}")
     file.write_text(text.replace(step.before, step.after), encoding="utf-8")
 
 

@@ -1,6 +1,6 @@
-"""The parts of the documentation that follow from the code: settings, keys of the resource file, the command line.
+"""Generates parts of the documentation from the code: settings, keys of the resource file, the command line.
 
-A part stands between two comments, `<!-- generated: NAME -->` and `<!-- end -->`, and is written anew as a whole.
+A part stands between two comments, `<!-- generated: NAME -->` and `<!-- end -->`, and is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ _PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOT
 
 
 def with_generated(text: str) -> str:
-    """A page with all its generated parts as the code now has them.
+    """Returns a page with all its generated parts updated from the code.
 
     Raises:
-        ValueError: a part has a name that nothing is generated for.
+        ValueError: a part has an unknown name.
     """
 
     def part(match: re.Match[str]) -> str:
         if match[2] not in PARTS:
-            raise ValueError(f"A generated part must be one of {', '.join(PARTS)}, and {match[2]!r} is none.")
+            raise ValueError(f"A generated part must be one of {', '.join(PARTS)}; received {match[2]!r}.")
         return f"{match[1]}\n{PARTS[match[2]]().strip()}\n\n{match[3]}"
 
     return _PART.sub(part, text)
 
 
 def settings() -> str:
-    """A table of Config, and of each class that is a part of it or of a setting."""
+    """Returns a table for Config, and for each class that is a part of it or of a setting."""
     return "\n".join(_settings_of(cls) for cls in (*_parts(Config()), Variable))
 
 
 def attributes_of(cls: type) -> dict[str, str]:
-    """What the section `Attributes:` of a class's docstring says of each.
+    """Returns the description of each attribute from the section `Attributes:` of a class's docstring.
 
     Raises:
-        ValueError: a field of the dataclass is not described, or something is that is no field.
+        ValueError: a field of the dataclass has no description, or a description has no field.
     """
     doc = inspect.getdoc(cls) or ""
     section = re.search(r"^Attributes:\n((?:    .*\n?)+)", doc, re.MULTILINE)
@@ -60,7 +60,7 @@ def attributes_of(cls: type) -> dict[str, str]:
 
 
 def resource_keys_text() -> str:
-    """A table of each map of a resource file."""
+    """Returns a table for each map of a resource file."""
     maps = {
         "Of the file": resource_keys.FILE_KEYS,
         "Of a host": resource_keys.HOST_KEYS,
@@ -75,7 +75,7 @@ def resource_keys_text() -> str:
 
 
 def commands() -> str:
-    """The options that several commands of `parallax` have, and a section for each command, or action of one."""
+    """Returns the options that several commands of `parallax` share, and a section for each command or action."""
     parsers = list(_commands(command_line.command_parser()))
     counts = Counter(row for _, parser in parsers for row in _rows(parser))
     shared = [row for row in counts if counts[row] > 1 and row[0].startswith("`-")]
@@ -84,7 +84,7 @@ def commands() -> str:
 
 
 def _commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The commands of a parser by name; in the place of a command with actions, these."""
+    """Yields the commands of a parser by name; actions replace their command."""
     chosen = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if name and not chosen:
         yield name, parser
@@ -94,7 +94,7 @@ def _commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple
 
 
 def race_results() -> str:
-    """A line for each race of docs/benchmarks.md: the step of Parallax, and how many times longer that of others is."""
+    """Returns a row for each race of docs/benchmarks.md: the step of Parallax, and the ratios of other steps to it."""
     text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     races = re.findall(r"^### (.+?) \(.*?\n\n(.*?)^\| system (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
     rows = []
@@ -117,7 +117,7 @@ def _settings_of(cls: type) -> str:
 
 
 def _parts(config: Any) -> Iterator[type]:
-    """The class of a configuration, and those of its parts."""
+    """Yields the class of a configuration, and those of its parts."""
     yield type(config)
     for field in dataclasses.fields(config):
         if dataclasses.is_dataclass(value := getattr(config, field.name)):
@@ -125,13 +125,13 @@ def _parts(config: Any) -> Iterator[type]:
 
 
 def _kind(field: dataclasses.Field[Any]) -> str:
-    """A field's type, where its default does not tell."""
+    """Returns a field's type, unless its default shows it."""
     kind = str(field.type).removesuffix(" | None")
     return "" if field.default is not None else " or a path" if kind == "Path | str" else f" or `{kind}`"
 
 
 def _options(field: dataclasses.Field[Any]) -> str:
-    """The option that sets a field, where it has another name."""
+    """Returns the option that sets a field, if its name differs from the field's."""
     spelled = [option.spell(name_of(field)) for option in options_of(field)[:1]]
     return "".join(f" Option: `{word}`." for word in spelled if word != f"--{field.name.replace('_', '-')}")
 
@@ -157,7 +157,7 @@ def _command(name: str, parser: argparse.ArgumentParser, shared: Sequence[tuple[
 
 
 def _rows(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
-    """A command's options and arguments, each with its meaning."""
+    """Returns a command's options and arguments, each with its meaning."""
     positional = [action for action in parser._actions if not action.option_strings]
     return [_row(action, parser) for action in (*_options_in(parser), *positional)]
 
@@ -171,7 +171,7 @@ def _options_in(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def _spelled(action: argparse.Action) -> str:
-    """The longest spelling but for aliases: the setting's own."""
+    """Returns an option's long spelling, which is the setting's own; else its first one."""
     return next((word for word in action.option_strings if word.startswith("--")), action.option_strings[0])
 
 
@@ -220,7 +220,7 @@ _EVIDENT = (
     ("`FOLDER`", "of checkpoints"),
     ("`{bash,zsh,tcsh}`", "the shell"),
 )
-"""What the usage of a command says already."""
+"""Rows that repeat the usage of a command."""
 
 PARTS: dict[str, Callable[[], str]] = {
     "settings": settings,

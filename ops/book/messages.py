@@ -1,4 +1,4 @@
-"""Whether the code can say a text: it must be made, for the most part, of literals of the source, each one whole."""
+"""Checks whether the code can print a text: whole literals of the source must make up most of it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from pathlib import Path
 from ops.book.pages import ROOT
 
 LEAST = 10
-"""Characters of a literal that counts; shorter ones stand in many texts."""
+"""Minimum length of a literal that counts; shorter ones occur in many texts."""
 
 SHARE = 0.5
-"""Of a text's characters; the rest is what was filled in. A literal with one letter changed does not count at all."""
+"""Minimum share of literals in a text's characters; the rest is filled in. A literal with one letter changed does not
+count."""
 
 _QUOTED = re.compile(r"^```text error\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 _PLACE = re.compile(r"\{\w+\}")
 
 
 def quoted_errors(page: Path) -> list[str]:
-    """The error texts of a page that are marked as such."""
+    """Returns the error texts that a page marks as such."""
     return _QUOTED.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
 def can_be_printed(text: str) -> bool:
-    """Whether the code can say this text."""
+    """Returns whether the code can print a text."""
     rest = text
     for literal in _literals():
         rest = rest.replace(literal, "\n")
@@ -35,7 +36,7 @@ def can_be_printed(text: str) -> bool:
 
 @cache
 def _literals() -> tuple[str, ...]:
-    """What stands between the places of all texts of the package, the longest first."""
+    """Returns the parts between the placeholders of all texts of the package, the longest first."""
     found: set[str] = set()
     for file in (ROOT / "parallax").rglob("*.py"):
         found.update(_texts(ast.parse(file.read_text(encoding="utf-8"))))
@@ -44,5 +45,5 @@ def _literals() -> tuple[str, ...]:
 
 def _texts(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):  # parts of f-strings are among them
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):  # includes the parts of f-strings
             yield from _PLACE.split(node.value)

@@ -1,8 +1,8 @@
-"""A newcomer's path: a clean clone of what is committed, and in it what the README and the first pages say.
+"""A newcomer's path: follows the README and the first pages in a clean clone of the last commit.
 
-In the clone the environment is made and the demo is run, as the README says. Then come the README's other commands, the
-quick start, which changes a route by the configuration and makes an error, and the page on troubles. Everything must
-come out as it is written.
+The README's first command makes the environment in the clone and runs the demo. Then come the README's other commands,
+the quick start, which changes a route by the configuration and causes an error, and the page on troubles. All results
+must be as written.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PAGES = ("README.md", "docs/quick_start.md", "docs/troubleshooting.md")
 
 
 def newcomer(environment: Path | None, slow: bool) -> None:
-    """Walks the path.
+    """Follows the path.
 
     Args:
-        environment: a virtual environment to take; None makes one in the clone, as the README says.
+        environment: a virtual environment to use; None makes one in the clone, as in the README.
         slow: whether to run the slow commands of the pages too.
 
     Raises:
-        subprocess.CalledProcessError: a command fails; it has printed why.
+        subprocess.CalledProcessError: a command failed; it has printed the reason.
     """
     with tempfile.TemporaryDirectory(prefix="parallax-newcomer-") as folder:
         clone = Path(folder) / "parallax"
@@ -42,7 +42,7 @@ def newcomer(environment: Path | None, slow: bool) -> None:
         }
         for page in PAGES:
             _do(["python", "-m", "ops.book", "follow", "--here", *(["--slow"] if slow else []), page], clone, active)
-    print("All is as written.")
+    print("All results are as written.")
 
 
 def _do(argv: list[str], folder: Path, environment: os._Environ[str] | dict[str, str]) -> None:

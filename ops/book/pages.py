@@ -1,17 +1,17 @@
-"""A page of the book as the steps that a reader takes: files to write, lines to change, commands to run.
+"""Parses a page of the book into the steps that a reader takes: files to write, lines to change, commands to run.
 
-They are fenced blocks, told apart by the words after the fence:
+Steps are fenced blocks. The words after the fence determine their kind:
 
 - `python file=train.py`, in any language: the block is that file.
-- `diff file=train.py`: lines of that file, of which those with `-` are replaced by those with `+`.
-- `sh`: commands, one a line; a line that ends with a backslash goes on in the next.
-- `console`: a line that begins with `$` is a command, and the lines after it are what it prints. It may print more
-  between and around them, on stdout and stderr together. `...` stands for anything.
+- `diff file=train.py`: lines of that file; lines with `+` replace those with `-`.
+- `sh`: commands, one a line; a backslash at the end of a line continues it on the next.
+- `console`: a line that begins with `$` is a command, and the lines after it are its output on stdout and stderr
+  together. It may print more between and around them. `...` stands for any text.
 
-`<!-- needs: train.py of docs/quick_start.md -->` stands for a file of another page, as that page first has it.
+`<!-- needs: train.py of docs/quick_start.md -->` stands for a file of another page, in its first version there.
 
-More words may follow: `status=1` is the exit status (else 0), `slow` is for commands that take long, and `about` says
-that numbers differ from one machine to the next.
+More words may follow: `status=1` is the exit status (default 0), `slow` marks commands that take long, and `about`
+means that numbers differ between machines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GAP = re.compile(r"(?:\\?[ -])+")
 
 @dataclass(frozen=True, slots=True)
 class WriteFile:
-    """A file of the page: name, and text."""
+    """A file to write: its name and text."""
 
     name: str
     text: str
@@ -41,7 +41,7 @@ class WriteFile:
 
 @dataclass(frozen=True, slots=True)
 class ChangeFile:
-    """Lines of a file, and what replaces them; both with their line ends."""
+    """Lines of a file, and their replacement; both with line ends."""
 
     name: str
     before: str
@@ -54,7 +54,7 @@ class Command:
 
     Attributes:
         text: as it is typed.
-        shown: the lines that it prints, as far as the page shows them.
+        shown: the lines of its output that the page shows.
         status: its exit status.
         slow: whether it takes long.
         about: whether numbers may differ.
@@ -69,7 +69,7 @@ class Command:
     place: str
 
     def missing(self, printed: str) -> str:
-        """The first line that is shown and not printed, after those before it; empty when all are."""
+        """Returns the first line shown that is not printed after those before it; empty if all are."""
         lines = iter(printed.splitlines())
         for shown in self.shown:
             pattern = re.compile(_pattern(shown.strip(), self.about))
@@ -82,7 +82,7 @@ Step = WriteFile | ChangeFile | Command
 
 
 def steps_of(text: str, name: str) -> Iterator[Step]:
-    """The steps of a page, in order.
+    """Yields the steps of a page in order.
 
     Raises:
         ValueError: the words of a fence are not as described above.
@@ -111,18 +111,18 @@ def steps_of(text: str, name: str) -> Iterator[Step]:
 
 
 def file_of(page: Path, name: str) -> WriteFile:
-    """A file of a page, as it first stands there."""
+    """Returns a file of a page in its first version."""
     steps = steps_of((ROOT / page).read_text(encoding="utf-8"), str(page))
     return next(step for step in steps if isinstance(step, WriteFile) and step.name == name)
 
 
 def commands_of(page: Path) -> list[Command]:
-    """All commands of a page."""
+    """Returns all commands of a page."""
     return [s for s in steps_of((ROOT / page).read_text(encoding="utf-8"), str(page)) if isinstance(s, Command)]
 
 
 def _commands(body: str, is_console: bool) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Of each command: the line of the block that it begins on, its text, and what is shown of its output."""
+    """Yields for each command its first line in the block, its text, and the output shown."""
     lines = body.splitlines()
     number = 0
     while number < len(lines):
@@ -140,7 +140,7 @@ def _commands(body: str, is_console: bool) -> Iterator[tuple[int, str, tuple[str
 
 
 def _pattern(shown: str, about: bool) -> str:
-    """A regular expression for a line that is shown."""
+    """Returns a regular expression for a line shown."""
     parts = [re.escape(part) for part in shown.split("...")]
     if about:
         parts = [_NUMBER.sub(r"[\\d,.]+", part) for part in parts]

@@ -1,1 +1,1 @@
-"""Graphs by the thousand, each trained by N workers and by one process, to be equal or refused."""
+"""Trains thousands of graphs by N workers and by one process; each must end equal or be refused."""

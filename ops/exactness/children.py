@@ -1,6 +1,7 @@
-"""Tries programs in child processes, each renewed after some programs: TensorFlow keeps memory of every graph it ran.
+"""Tries programs in child processes, which are replaced regularly: TensorFlow keeps memory of every graph that it ran.
 
-A child that ends by itself, or says nothing for long, is a fault of the program that it was at; the next begins behind.
+If a child ends by itself or reports nothing for long, its current program has a fault. The next child continues with
+the following program.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from ops.exactness.grammar import program
 from ops.exactness.trial import ROUTES, Outcome, try_program
 
 GROUP = 250
-"""Programs of a child. One holds about 2 MB for good, and a child takes 5 s to begin."""
+"""Programs per child. A program leaks about 2 MB, and a child takes 5 s to start."""
 _SILENT_S = 300.0
-"""The longest program takes some seconds; this is for one that waits for ever."""
+"""The longest program takes a few seconds; this limit is for one that waits for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """What is tried.
+    """Which programs are tried, and how.
 
     Attributes:
         seed: of the programs.
-        workers: of every program; None draws them.
-        routes: names with commas between; `all`; or `one`, in turn.
-        claims: whether what is said of single tensors is tried too.
-        layouts: that of Config.
+        workers: number for every program; None draws it.
+        routes: names separated by commas; `all`; or `one`, in turn.
+        claims: whether claims about single tensors are checked too.
+        layouts: as in Config.
     """
 
     seed: int
@@ -41,7 +42,7 @@ class Trials:
     layouts: bool | None = None
 
     def routes_of(self, number: int) -> tuple[str, ...]:
-        """The routes by which a program is tried."""
+        """Returns the routes by which a program is tried."""
         if self.routes == "all":
             return ROUTES
         if self.routes == "one":
@@ -49,27 +50,27 @@ class Trials:
         return tuple(self.routes.split(","))
 
     def program(self, number: int) -> Program:
-        """The program of a number."""
+        """Returns the program of a number."""
         return program(self.seed, number, self.workers)
 
     def outcomes(self, number: int) -> dict[str, Outcome]:
-        """What comes of a program, by route."""
+        """Tries a program; returns its outcomes by route."""
         source = self.program(number).source()
         return try_program(source, self.routes_of(number), claims=self.claims, layouts=self.layouts)
 
 
 Found = tuple[int, dict[str, Outcome]]
-"""A program's number, and what came of it by route."""
+"""A program's number, and its outcomes by route."""
 
 
 def run_trials(trials: Trials, numbers: Sequence[int], processes: int, until: float) -> Iterator[Found]:
-    """What comes of each program, as soon as it is known; in this process where one is asked for and they are few.
+    """Yields each program's outcomes once they are known. A few programs with `processes` = 1 run in this process.
 
     Args:
-        trials: what is tried.
+        trials: how programs are tried.
         numbers: of the programs.
-        processes: how many are at work at a time.
-        until: no program is begun later than this, in seconds of time.time().
+        processes: number of child processes at a time.
+        until: no program starts later than this, in seconds of time.time().
     """
     if processes > 1 or len(numbers) > GROUP:
         yield from _run_in_children(trials, numbers, processes, until)
@@ -110,7 +111,7 @@ def _run_in_children(trials: Trials, numbers: Sequence[int], processes: int, unt
             yield number, outcomes
         for child in children.values():
             if time.time() - child.heard > _SILENT_S:
-                child.process.kill()  # its connection ends, and so it is a fault as above
+                child.process.kill()  # its connection then ends, which is handled as above
 
 
 def _start_child(trials: Trials, numbers: list[int], until: float) -> tuple[Connection, _Child]:
@@ -123,7 +124,7 @@ def _start_child(trials: Trials, numbers: list[int], until: float) -> tuple[Conn
 
 
 def _try_all(trials: Trials, numbers: list[int], until: float, connection: Connection) -> None:
-    """What a child does."""
+    """Runs in a child: tries programs and sends their outcomes."""
     for number in numbers:
         if time.time() > until:
             break

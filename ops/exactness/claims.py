@@ -1,4 +1,4 @@
-"""What the analysis says of single tensors of a program; parallax/runtime/verify/claims.py says what that is."""
+"""Checks the analysis's claims about single tensors; parallax/runtime/verify/claims.py defines these claims."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from parallax.runtime.verify.claims import Claim, Claims, Values, false_claim
 
 
 def first_false(walk: Walk, expected: Values, by_worker: Sequence[Values], tolerance: float) -> Claim | None:
-    """The first claim that does not hold in a run.
+    """Returns the first claim that is false in a run; None if there is none.
 
     Args:
-        walk: that has the claims.
-        expected: what the one process has, in topological order.
-        by_worker: what each worker has.
-        tolerance: of the size of a value, or of the terms of a sum.
+        walk: makes the claims.
+        expected: the values of the one process, in topological order.
+        by_worker: the values of each worker.
+        tolerance: relative to the size of a value, or of the terms of a sum.
     """
     claims = Claims(walk)
     for tensor, value in expected.items():

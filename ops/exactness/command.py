@@ -1,4 +1,4 @@
-"""Tries one program after the other, keeps the faults, and prints the counts."""
+"""Tries one program after the other, saves the faults, and prints the counts."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ops.exactness.shrink import shrink_program
 from ops.exactness.trial import Outcome, try_program
 
 SHRUNK_ALIKE = 2
-"""Of faults that look alike, so many are made minimal; the others are counted."""
+"""Number of similar faults that are shrunk; the others are only counted."""
 FEW = 100
-"""So many graphs are tried by every route when nothing is asked for, and more by one route each."""
+"""Up to so many graphs are tried by every route by default, more graphs by one route each."""
 NUMBERED = 4
-"""Of the graphs that are refused for one reason, so many are named."""
+"""Number of graphs that are listed for each reason of a refusal."""
 _SHOWN, _TOLD_EVERY = 160, 500
 
 
 @dataclass
 class Tally:
-    """What came of the programs so far.
+    """The outcomes of the programs so far.
 
     Attributes:
-        outcomes: how many graphs ended by each kind; a graph with several routes counts once, as its worst.
-        trials: how many graphs and routes.
-        reasons: of refusals, and the numbers of the graphs.
+        outcomes: number of graphs of each kind; a graph with several routes counts once, as its worst.
+        trials: number of pairs of graph and route.
+        reasons: reason of refusals -> numbers of the graphs.
         faults: (number, route, outcome).
         seconds: of processor time.
-        noted: how many graphs are equal, and their plans have notes.
-        notes: of graphs that are equal, and the numbers of the graphs.
+        noted: number of equal graphs whose plans have notes.
+        notes: note of equal graphs -> numbers of the graphs.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -46,7 +46,7 @@ class Tally:
     notes: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, number: int, outcomes: dict[str, Outcome]) -> list[tuple[str, Outcome]]:
-        """Counts a graph, and returns its faults, by route."""
+        """Counts a graph; returns its faults by route."""
         kinds = [outcome.kind for outcome in outcomes.values()]
         self.outcomes[max(kinds, key=_ORDER.index)] += 1
         self.trials += len(kinds)
@@ -64,19 +64,19 @@ class Tally:
         return faults
 
     def counts(self) -> str:
-        """How many graphs ended by each kind."""
+        """Returns the number of graphs of each kind, as text."""
         counts = ", ".join(f"{self.outcomes[kind]} {kind}" for kind in _ORDER)
-        return f"{sum(self.outcomes.values())} graphs by {self.trials} routes: {counts}"
+        return f"{sum(self.outcomes.values())} graphs, {self.trials} trials: {counts}"
 
     def text(self) -> str:
-        """The counts, the share refused with its reasons, and the time."""
+        """Returns the counts, the share refused with its reasons, and the time, as text."""
         graphs = sum(self.outcomes.values())
         lines = [self.counts()]
         lines.append(f"{self.outcomes['refused'] / max(graphs, 1):.1%} refused")
         lines += _list_kinds(self.reasons)
         lines.append(f"{self.noted} equal, with notes")
         lines += _list_kinds(self.notes)
-        lines.append(f"{self.seconds / max(graphs, 1):.2f} s of processor a graph")
+        lines.append(f"{self.seconds / max(graphs, 1):.2f} s of processor time per graph")
         return "\n".join(lines)
 
 
@@ -91,7 +91,7 @@ def _list_kinds(trials_by_text: dict[str, list[int]]) -> list[str]:
 
 
 def reason_of(outcome: Outcome) -> str:
-    """A refusal without the names of its graph."""
+    """Returns the message of a refusal without the names of its graph."""
     return f"{_without_names(outcome.message.split(': ', 1)[-1])} ({outcome.place})"
 
 
@@ -102,7 +102,7 @@ def _without_names(text: str) -> str:
 
 
 def run(options: Any) -> int:
-    """Carries out the command; returns its exit status."""
+    """Runs the command; returns its exit status."""
     if options.script is not None:
         return _script(options)
     until = time.time() + 60 * options.minutes if options.minutes is not None else math.inf
@@ -143,7 +143,7 @@ def _print(outcomes: dict[str, Outcome]) -> None:
 
 
 def _keep_all(tally: Tally, trials: Trials, folder: Path) -> None:
-    """Writes the minimal programs of faults; of those that look alike, and of one program's, some alone."""
+    """Writes minimal programs of faults, but only a few of similar faults or of one program's faults."""
     kept: Counter[tuple[str, str]] = Counter()
     numbers: set[tuple[int, str, str]] = set()
     for number, route, outcome in tally.faults:

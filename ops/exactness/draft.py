@@ -1,7 +1,7 @@
-"""A program as statements, from which some can be left out; and the draft in which the grammar writes one.
+"""A program as a list of statements, and the draft in which the grammar writes one.
 
-A program is Python text that needs TensorFlow and NumPy alone. A statement may name what stands for its result where
-the statement is left out: so a shorter program is still a program, and the shrinker knows nothing of the grammar.
+A program is Python text that needs only TensorFlow and NumPy. A statement may name a substitute for its result, for
+programs without it. So a shortened program still runs, and the shrinker needs no knowledge of the grammar.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def feeds(rng, rows):
 
 
 def build(rows):
-    """The ops that are run in turn; `rows` of the batch, or None for an open batch dimension."""
+    """Returns the ops to run in turn; `rows` is the batch size, or None for an open batch dimension."""
     v1.get_variable_scope().set_use_resource({resource})
 {body}    return {result}
 '''
@@ -49,7 +49,7 @@ OPTIMIZERS = (
     "FtrlOptimizer(RATE, l1_regularization_strength=0.001)",
     "AdadeltaOptimizer(RATE)",
 )
-"""Of `tf.compat.v1.train`."""
+"""Constructors in `tf.compat.v1.train`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Statement:
 
     Attributes:
         text: the lines.
-        target: the name that they define, if there is something else to stand for it.
-        instead: what stands for it where the statement is left out.
-        taped: whether it is what a gradient tape watches.
-        is_kept: whether no program can do without it.
-        plain: the plainest lines that can be in their place.
+        target: the name that they define, if it has a substitute.
+        instead: its substitute in programs without the statement.
+        taped: whether a gradient tape records it.
+        is_kept: whether every program needs it.
+        plain: the simplest lines that can replace it.
     """
 
     text: str
@@ -73,7 +73,7 @@ class Statement:
     plain: str = ""
 
     def renamed(self, name: str, other: str) -> Statement:
-        """The statement with another word for a name."""
+        """Returns the statement with a name replaced."""
         word = re.compile(rf"\b{re.escape(name)}\b")
         return replace(
             self,
@@ -85,14 +85,14 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A graph that trains, as text.
+    """A training graph, as text.
 
     Attributes:
-        title: what it is.
+        title: first line of its docstring.
         feeds: name of a placeholder -> expression of its values.
-        statements: that build the graph.
-        result: expression of the ops that are run in turn.
-        tape: whether gradients are a tape's.
+        statements: these build the graph.
+        result: expression of the ops to run in turn.
+        tape: whether a tape computes the gradients.
     """
 
     title: str
@@ -109,7 +109,7 @@ class Program:
     tape: bool = False
 
     def source(self, how: str = "Run by `python -m ops.exactness --script FILE`.") -> str:
-        """The text."""
+        """Returns the text."""
         body = []
         inside = False
         for statement in self.statements:
@@ -134,7 +134,7 @@ class Program:
         )
 
     def without(self, number: int) -> Program:
-        """The program without one of its statements."""
+        """Returns the program without one of its statements."""
         left_out, later = self.statements[number], self.statements[number + 1 :]
         if left_out.instead:
             later = tuple(s.renamed(left_out.target, left_out.instead) for s in later)
@@ -143,16 +143,16 @@ class Program:
 
 @dataclass
 class Draft:
-    """A program as it is written.
+    """A program that is being written.
 
     Attributes:
-        rng: what is drawn from.
+        rng: random number generator.
         ids: (name, bound) of ids `[n]`.
         bags: (name, bound, columns) of ids `[n, columns]`.
         tables: (name, rows) of variables `[rows, 4]` that are looked up.
         rows: names of features `[n, 4]`.
-        turns: the ops that are run in turn.
-        feeding: the op that is run before each of these, if any.
+        turns: the ops to run in turn.
+        feeding: the op to run before each of these, if any.
     """
 
     rng: Any
@@ -174,15 +174,15 @@ class Draft:
 
     @property
     def result(self) -> str:
-        """Of the ops that are run in turn; before each one the op that puts in its batch, if there is one."""
+        """Expression of the ops to run in turn, each after the op that feeds its batch, if there is one."""
         return f"[{', '.join(op for turn in self.turns for op in (self.feeding, turn) if op)}]"
 
     def optimizer(self, rate: str) -> str:
-        """An optimizer of `tf.compat.v1.train`."""
+        """Draws an optimizer of `tf.compat.v1.train`."""
         return str(self.pick(OPTIMIZERS)).replace("RATE", rate)
 
     def name(self, prefix: str) -> str:
-        """A new name."""
+        """Returns a new name."""
         self.counts[prefix] = self.counts.get(prefix, -1) + 1
         return f"{prefix}{self.counts[prefix]}"
 
@@ -193,20 +193,20 @@ class Draft:
         return target
 
     def pick(self, options: Any) -> Any:
-        """One of some options."""
+        """Draws one of some options."""
         return options[self.rng.randint(len(options))]
 
     def chance(self, share: float) -> bool:
-        """True in this share of cases."""
+        """Returns True with this probability."""
         return bool(self.rng.rand() < share)
 
     def weight(self, rows: int, columns: int) -> str:
-        """A new dense variable."""
+        """Adds a dense variable; returns its name."""
         name = self.name("w")
         return self.add(f'{name} = v1.get_variable("{name}", [{rows}, {columns}], F)', name)
 
     def table(self) -> tuple[str, int]:
-        """A variable that is looked up: one that is there already, or a new one."""
+        """Draws a variable to look up, an existing or a new one; returns its name and rows."""
         if self.tables and self.chance(0.4):
             name, rows = self.tables[self.rng.randint(len(self.tables))]
             return name, rows
@@ -216,23 +216,23 @@ class Draft:
         return name, rows
 
     def looked_up(self) -> tuple[str, str]:
-        """A table, and ids `[n]` of it."""
+        """Draws a table, and ids `[n]` of it."""
         table, rows = self.table()
         ids, bound = self.ids[self.rng.randint(len(self.ids))]
         return table, ids if bound <= rows else f"{ids} % {rows}"
 
     def bag(self) -> tuple[str, str, int]:
-        """A table, ids `[n, columns]` of it, and the columns."""
+        """Draws a table and ids `[n, columns]` of it; returns these and the columns."""
         table, rows = self.table()
         ids, bound, columns = self.bags[self.rng.randint(len(self.bags))]
         return table, ids if bound <= rows else f"{ids} % {rows}", columns
 
     def row(self) -> str:
-        """Some features `[n, 4]`."""
+        """Draws features `[n, 4]`."""
         return str(self.pick(self.rows))
 
     def new_row(self, expression: str, instead: str = "") -> str:
-        """Features `[n, 4]`, of an expression."""
+        """Adds features `[n, 4]` from an expression; returns their name."""
         name = self.name("h")
         self.add(f"{name} = {expression}", name, instead)
         self.rows.append(name)

@@ -1,4 +1,4 @@
-"""The grammar: a seed and a number give one program, which N workers must train as one process does, or refuse."""
+"""The grammar: a seed and a number determine a program, which N workers must train as one process does, or refuse."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ COLUMNS = 3
 
 
 def program(seed: int, number: int, workers: int | None = None) -> Program:
-    """The program of this number.
+    """Returns the program of a number.
 
     Args:
-        seed: of all numbers' programs.
-        number: which.
-        workers: how many; None draws two to five.
+        seed: of all programs.
+        number: of the program.
+        workers: number of workers; None draws two to five.
     """
     rng = np.random.RandomState([seed, number])
     size = int(rng.choice([2, 3, 4, 5], p=[0.6, 0.28, 0.06, 0.06]))
@@ -30,7 +30,7 @@ def program(seed: int, number: int, workers: int | None = None) -> Program:
     d = Draft(rng, is_open=bool(is_open), v2=bool(v2), resource=bool(resource), is_float32=bool(is_float32))
     optimizes = bool(rng.rand() < 0.1)
     d.tape = bool(d.resource and rng.rand() < 0.1)
-    d.v2 = d.v2 or d.tape  # no tape goes through conditionals of the old kind
+    d.v2 = d.v2 or d.tape  # tapes do not support conditionals of the old kind
     _batch(d)
     d.taped = True
     for _ in range(rng.randint(0, 4)):
@@ -69,7 +69,7 @@ def program(seed: int, number: int, workers: int | None = None) -> Program:
 
 
 def _batch(d: Draft) -> None:
-    """What is fed, and names that all programs have."""
+    """Adds the feeds, and the names that all programs share."""
     d.feeds |= {"ids": "rng.randint(0, 11, [rows])", "bags": f"rng.randint(0, 11, [rows, {COLUMNS}])"}
     d.add(ON_VALUES)
     d.add("step = v1.train.get_or_create_global_step()", is_kept=True)
@@ -85,7 +85,7 @@ def _batch(d: Draft) -> None:
 
 
 def _ends(d: Draft) -> Sequence[str]:
-    """Features that nothing has taken, so that the loss depends on all."""
+    """Returns the features that nothing uses yet, so that the loss depends on all."""
     text = "\n".join(s.text for s in d.statements)
     return [h for h in d.rows if text.count(h) < 2] or d.rows[-1:]
 

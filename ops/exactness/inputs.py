@@ -1,7 +1,7 @@
-"""Productions of the grammar that turn batches into features: ids, lookups, and what is computed by row.
+"""Grammar productions that turn batches into features: ids, lookups, and computations by row.
 
-All keep rows apart: a row of the result depends on the same row of the batch, on variables, and on nothing else. So the
-loss, a mean over rows, is well defined for any way of dealing rows to workers.
+All keep rows apart: a row of the result depends only on the same row of the batch and on variables. So the loss, a mean
+over rows, does not depend on how rows are distributed to workers.
 """
 
 from __future__ import annotations

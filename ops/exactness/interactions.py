@@ -1,6 +1,6 @@
-"""Productions of the grammar in which examples of a batch interact, as statistics, in-batch negatives and sorting do.
+"""Grammar productions in which the examples of a batch interact, such as statistics, in-batch negatives and sorting.
 
-N workers train such programs as one process does where tensors have layouts (Config.layouts).
+N workers train such programs like one process if tensors have layouts (Config.layouts).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FEATURES = (
     "tf.linalg.matmul(tf.cast(tf.equal({i}[:, None], {i}[None]), F), {h}) / tf.cast(n, F)",
     "tf.tensor_scatter_nd_add(tf.zeros([3, 4], F), {i}[:, None] % 3, {h})[0] + {h}",
 )
-"""Of features `{h}`, `[n, 4]`, and ids `{i}`, `[n]`, others."""
+"""New features, from features `{h}`, `[n, 4]`, and ids `{i}`, `[n]`."""
 
 LOSSES = (
     "tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(n), {h} @ tf.transpose({h})))",
@@ -92,17 +92,17 @@ LOSSES = (
     "v1.losses.sparse_softmax_cross_entropy({i} % 4, {h}, weights=tf.cast({i} > 2, tf.float32))",
     "tf.reduce_mean(tf.repeat(per_row, {i} % 3))",
 )
-"""Of features `{h}`, ids `{i}`, a table `{table}` of `{size}` rows, and of `per_row`, `[n]`, scalars."""
+"""Scalars, from features `{h}`, ids `{i}`, a table `{table}` of `{size}` rows, and `per_row`, `[n]`."""
 
 
 def mixed_rows(d: Draft) -> None:
-    """Features of all examples."""
+    """Adds features that depend on all examples."""
     h = d.row()
     d.new_row(f"tf.ensure_shape({d.pick(FEATURES).format(h=h, i=d.pick(d.ids)[0])}, [rows, 4])", h)
 
 
 def mixed_loss(d: Draft) -> None:
-    """A further term of the loss, of all examples."""
+    """Adds a term of the loss that depends on all examples."""
     table, size = d.table()
     made = d.pick(LOSSES).format(h=d.rows[-1], i=d.pick(d.ids)[0], table=table, size=size)
     d.add(f"loss += 0.1 * tf.cast({made}, F)")

@@ -1,7 +1,7 @@
-"""Productions of the grammar for features as layers make them: attention, scans, statistics, noise, sampled softmax.
+"""Grammar productions for the features of layers: attention, scans, statistics, noise, sampled softmax.
 
-As in inputs.py a row of the result depends on the same row of the batch only. Random numbers have shapes without the
-batch, so that one process and N workers can draw the same.
+As in inputs.py, a row of the result depends only on the same row of the batch. The shapes of random numbers do not
+include the batch, so that one process and N workers can draw the same numbers.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _noise(d: Draft) -> None:
 
 
 def _statistics(d: Draft) -> None:
-    """Features are normalised by averages over past batches, as layers do that take no part of this batch's."""
-    if not d.resource:  # what is read must be what was there before the update of this step
+    """Normalizes features by averages over past batches, like layers that do not use this batch's statistics."""
+    if not d.resource:  # reads must precede the update of this step
         return
     h, mean, spread, name = d.row(), d.name("mean"), d.name("spread"), d.name("h")
     d.add(
@@ -86,7 +86,7 @@ def _statistics(d: Draft) -> None:
 
 
 def _dealt(d: Draft) -> None:
-    """Rows are dealt to parts by their ids, or taken one by one, and put together again."""
+    """Partitions rows by their ids, or processes them one by one, and combines them again."""
     h, ids, name, at = d.row(), d.pick(d.ids)[0], d.name("h"), d.name("at")
     bag, _, columns = d.pick(d.bags)
     w = d.weight(4, 4)
@@ -142,7 +142,7 @@ def _checked(d: Draft) -> None:
             f"@tf.custom_gradient\ndef turned_{name}(x):\n"
             f"    return tf.tanh(x), lambda dy: -0.5 * tf.convert_to_tensor(dy)\n\n"
             f"{name} = turned_{name}({h})",
-            # Multiplied, so that its gradient is dense, as it must be there.
+            # Multiplied, because its gradient must be dense here.
             f"@tf.recompute_grad\ndef again_{name}(x):\n    return tf.tanh(x * x)\n\n{name} = again_{name}({h}) * 1.0",
         )
     )
@@ -151,7 +151,7 @@ def _checked(d: Draft) -> None:
 
 
 def sampled_loss(d: Draft) -> None:
-    """A loss over sampled classes is added, which TensorFlow has for float32 alone; no sample depends on the batch."""
+    """Adds a loss over sampled classes, which exists for float32 only; no sample depends on the batch."""
     name, h = d.name("classes"), d.rows[-1]
     loss = d.pick(("sampled_softmax_loss", "nce_loss"))
     partitioner = ", partitioner=v1.fixed_size_partitioner(2)" if d.chance(0.3) else ""

@@ -1,6 +1,6 @@
-"""A graph in which the result of each op of arithmetic is off by a rounding, as where terms come in another order.
+"""Perturbs the result of each arithmetic op of a graph by a rounding, as another order of terms would.
 
-What is exact stays so: zeros and whole numbers, what is only moved, and what functions compute within.
+Zeros, whole numbers, values that are only moved, and values inside functions stay exact.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _ROUNDS = frozenset(
 
 
 def with_roundings(graph_def: Any, draw: int) -> Any:
-    """The graph, in which all takes results that are off by up to one rounding.
+    """Returns the graph with arithmetic results perturbed by up to one rounding.
 
     Args:
         graph_def: the graph.
-        draw: which roundings; the same number gives the same ones.
+        draw: number of the draw; equal numbers draw equal roundings.
     """
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(graph_def, name="")
@@ -38,7 +38,7 @@ def with_roundings(graph_def: Any, draw: int) -> Any:
                     takers = [
                         (t, slot) for t in result.consumers() for slot, one in enumerate(t.inputs) if one is result
                     ]
-                    with tf.control_dependencies([op]):  # constants, too, belong to the turn of a loop
+                    with tf.control_dependencies([op]):  # constants must be in the frame of a loop, too
                         moved = _move(result, [zlib.crc32(result.name.encode()) >> 1, draw])
                     for taker, slot in takers:
                         taker._update_input(slot, moved)

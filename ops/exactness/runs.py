@@ -1,4 +1,4 @@
-"""Runs a program: as one process on the global batch, and as workers whose graphs are one."""
+"""Trains a program: by one process on the global batch, and by workers whose graphs are combined into one."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from parallax.transform.pipeline import WorkerGraph
 
 SEED = 7
 Watched = Sequence[Sequence[str]]
-"""For each of the ops that are run in turn, tensors that it needs."""
+"""For each op to run in turn, the tensors to record, which it needs."""
 
 
 class NotFinite(ValueError):
-    """The one process ends with values that are not finite, so that nothing can be compared."""
+    """The one process ends with values that are not finite, so there is nothing to compare."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a run of all steps has left: by variable its first and last value, and what was watched in each step."""
+    """The result of all steps: by variable its first and last value, and the recorded tensors of each step."""
 
     initial: dict[str, Any]
     last: dict[str, Any]
@@ -44,7 +44,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A program's graph for a worker's batch and for the joined one, and what is fed in each step to each worker."""
+    """A program's graphs for a worker's batch and for the global batch, and each worker's batch of each step."""
 
     script: Script
     graph: Any
@@ -55,20 +55,20 @@ class Built:
 
     @staticmethod
     def of(source: str | Script, are_uneven: bool = False) -> Built:
-        """Builds a program, given as text or loaded; `are_uneven`: whether workers have unequal shares of a batch."""
+        """Builds a program from text or a script. `are_uneven` makes the workers' shares of an open batch unequal."""
         script = Script.load(source) if isinstance(source, str) else source
         graph, ops = script.graph(script.rows)
         whole, whole_ops = (graph, ops) if script.is_open else script.graph(script.rows * script.workers)
         return Built(script, graph, ops, whole, whole_ops, script.batches(len(ops), are_uneven and script.is_open))
 
     def trained(self) -> frozenset[str]:
-        """The names of variables that are trained."""
+        """Returns the names of trained variables."""
         return frozenset(v.name for v in self.graph.get_collection("trainable_variables"))
 
     def computed_in(self, view: GraphView) -> str:
-        """The type of least precision that a value of the variables' type becomes before an update (`float32`).
+        """Returns the least precise type to which values of the variables' type are cast before an update (`float32`).
 
-        Losses of `tf.compat.v1.losses` are weighed in float32, whatever the model's type.
+        `tf.compat.v1.losses` weights losses in float32, whatever the model's type.
         """
         import tensorflow as tf
 
@@ -83,16 +83,16 @@ class Built:
 def train_one_process(
     built: Built, watched: Watched = (), start: Mapping[str, Any] | None = None, draw: int | None = None
 ) -> Ran:
-    """Trains the global batches.
+    """Trains one process on the global batches.
 
     Args:
         built: the program.
-        watched: tensors of the graph with its calls inlined.
-        start: by variable its initial value, in place of the program's.
-        draw: of the roundings by which results of arithmetic are off; None for none.
+        watched: tensors to record, of the graph with its calls inlined.
+        start: initial values by variable, in place of the program's.
+        draw: of the roundings that perturb arithmetic; None for none.
 
     Raises:
-        NotFinite: values end infinite.
+        NotFinite: final values or their squares are not finite.
     """
     graph = built.whole
     graph_def = capture(graph).view.graph_def if watched else graph.as_graph_def()
@@ -114,21 +114,21 @@ def train_one_process(
             seen.append(dict(zip(tensors[turn], values[1:], strict=True)))
         last = dict(zip(reads, session.run(list(reads.values())), strict=True))
     if not all(map(_has_finite_squares, last.values())):
-        raise NotFinite("The one process ends with values that are not finite, or that have squares which are not.")
+        raise NotFinite("The one process ends with values that are not finite, or whose squares are not.")
     return Ran(initial, last, tuple(seen))
 
 
 def _has_finite_squares(value: np.ndarray[Any, Any]) -> bool:
-    """Whether a value is far enough from overflow that the order of a loss's terms decides nothing."""
+    """Returns whether a value is too far from overflow for the order of a loss's terms to matter."""
     with np.errstate(over="ignore"):
         return not np.issubdtype(value.dtype, np.floating) or bool(np.isfinite(np.square(value)).all())
 
 
 def train_workers(built: Built, analysed: AnalysedGraph, made: list[WorkerGraph], watched: Watched = ()) -> list[Ran]:
-    """Trains every worker's batches on its graph, all in one session; the initial values are left out.
+    """Trains every worker on its batches, all in one session; the results have no initial values.
 
     Raises:
-        Exception: what a worker's run raised, or the transport.
+        Exception: an error of a worker's run or of the transport.
     """
     ranks, ops = range(len(made)), [op.name for op in built.ops]
     reads = _reads(built.graph)
@@ -154,9 +154,9 @@ class JobInMemory:
     """All workers' graphs in one session.
 
     Args:
-        session: of the graph of all.
+        session: of the combined graph.
         analysed: the program.
-        made: by worker its graph; of a model in stages, those of a replica follow each other.
+        made: the graph of each worker; for a model in stages, the graphs of a replica are adjacent.
     """
 
     def __init__(self, session: NamedSession, analysed: AnalysedGraph, made: Sequence[WorkerGraph]) -> None:
@@ -168,11 +168,11 @@ class JobInMemory:
         self._met: set[tuple[tuple[frozenset[str], frozenset[str]], ...]] = set()
 
     def there(self, rank: int, tensors: Sequence[str]) -> list[str]:
-        """Those tensors that a worker's graph has; a transform may have left a node without some."""
+        """Returns those tensors that a worker's graph has; a transform may have removed some."""
         return [tensor for tensor in tensors if self._session.has(of_worker(rank, tensor))]
 
     def run_ops(self, ops: Sequence[Sequence[str]]) -> None:
-        """Runs ops of every worker's graph; of a model in stages, those that each has of them."""
+        """Runs ops of every worker's graph; for a model in stages, those that each worker has."""
         own = [ops_here(worker.stages, names) for worker, names in zip(self._made, ops, strict=True)]
         self._check(own, [()] * len(own))
         self._session.run([of_worker(rank, op) for rank, names in enumerate(own) for op in names])
@@ -188,13 +188,13 @@ class JobInMemory:
 
         Args:
             fetches: of the user's graph.
-            given: by worker what is fed, by tensor of the user's graph.
-            more: by worker tensors of its graph.
-            micro_batch: which one it is of a front end's step that is cut.
+            given: each worker's feeds, by tensor of the user's graph.
+            more: further tensors of each worker's graph.
+            micro_batch: its index in a front end's step.
 
         Returns:
-            By worker the values of its fetches, and those of `more`; True for an op that has run. A run that only keeps
-            gradients gives None for what only an update gives.
+            By worker, the values of its fetches and of `more`; True for an op that has run. A run that only accumulates
+            gradients returns None for fetches that need an update.
         """
         asked, all_names, all_feeds, shown = [], [], [], []
         feeds: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class JobInMemory:
         return [self._of_replica(rank, one, given_by) for rank, (one, _) in enumerate(asked)]
 
     def _check(self, fetches: Sequence[Sequence[str]], fed: Sequence[Iterable[str]]) -> None:
-        """Checks that the workers of each stage meet in a run; once of each."""
+        """Checks once for each run that the workers of each stage run the same collectives."""
         run = tuple((frozenset(names), frozenset(given)) for names, given in zip(fetches, fed, strict=True))
         if run in self._met:
             return
@@ -225,27 +225,27 @@ class JobInMemory:
         self._met.add(run)
 
     def _of_replica(self, rank: int, run: ResolvedRun, given: Sequence[list[Any]]) -> list[Any]:
-        """What a worker's run gives, of which it has from other stages what these have."""
+        """Returns the results of a worker's run, with those of other stages where these compute them."""
         first = rank - rank % self._stages
         brought = {place: given[first + stage][place] for place, stage in run.stages.items()}
         return [brought.get(place, value) for place, value in enumerate(given[rank])]
 
     def run_alone(self, rank: int, fetches: Sequence[str], given: dict[str, Any]) -> list[Any]:
-        """Runs a worker of asynchronous training once; as `run`."""
+        """Runs a worker of asynchronous training once; arguments as in `run`."""
         names = self._names[rank]
         resolved = names.resolve(tuple(fetches), given, None)
         feeds = {of_worker(rank, tensor): value for tensor, value in resolved.feeds(given).items()}
         return list(self._session.run([self._shown(rank, name) for name in resolved.tensors], feeds))
 
     def _shown(self, rank: int, name: str) -> str:
-        """A worker's tensor; of an op what is known only when it has run, where there is such a tensor."""
+        """Returns the name of a worker's tensor; for an op, that of its run marker, if it has one."""
         if ":" in name or not self._session.has(name_run_marker(rank, name)):
             return of_worker(rank, name)
         return name_run_marker(rank, name)
 
 
 def _phases(graph: Any) -> list[list[str]]:
-    """Initial values may be read from trained variables, so these come first."""
+    """Returns the initializers in two phases: trained variables come first, as initial values may depend on them."""
     trained = {id(v) for v in graph.get_collection("trainable_variables")}
     every = graph.get_collection("variables") + graph.get_collection("local_variables")
     first = [v.initializer.name for v in every if id(v) in trained]
@@ -253,10 +253,10 @@ def _phases(graph: Any) -> list[list[str]]:
 
 
 def _initial_values(graph: Any) -> dict[str, str]:
-    """Variable -> the tensor that its initializer writes."""
+    """Returns variable -> the tensor that its initializer writes."""
     return {v.name: v.initializer.inputs[1].name for v in graph.get_collection("variables")}
 
 
 def _reads(graph: Any) -> dict[str, str]:
-    """Variable -> the tensor that reads it."""
+    """Returns variable -> the tensor that reads it."""
     return {v.name: graph.as_graph_element(v).name for v in graph.get_collection("variables")}

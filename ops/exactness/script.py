@@ -1,8 +1,8 @@
-"""A program as loaded: what it is fed, and its graph for one worker's batch or for the joined one.
+"""A loaded program: its feeds, and its graph for one worker's batch or for the global batch.
 
 A program's text defines WORKERS, ROWS (of a worker's batch), OPEN_BATCH, CONTROL_FLOW_V2, F (type of its variables),
-`feeds(rng, rows)`, which gives a value for each placeholder by name, and `build(rows)`, which builds in the default
-graph and returns the ops that are run in turn; OPTIMIZES = False leaves TensorFlow's graph optimizers out.
+`feeds(rng, rows)`, which returns a value for each placeholder by name, and `build(rows)`, which builds in the default
+graph and returns the ops to run in turn. OPTIMIZES = False disables TensorFlow's graph optimizers.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from parallax.analysis.reading.construction import record
 v1 = tf.compat.v1
 _Sparse = v1.SparseTensorValue
 record.install()
-v1.logging.set_verbosity(v1.logging.ERROR)  # autograph says that it cannot read a program's text, which needs none
+v1.logging.set_verbosity(v1.logging.ERROR)  # hides that autograph cannot read a program's text, which does not need it
 
 STEPS = 4
-"""Of a program with one op; each further one adds two."""
+"""Steps of a program with one op; each further op adds two."""
 _MORE = (0, 2, -1)
-"""By how many rows the shares of workers differ from ROWS, where they are unequal."""
+"""Differences of the workers' shares from ROWS, where they are unequal."""
 _LONGEST_RUN_MS = 60_000
-"""A run that takes longer waits for what never comes, such as an element of an empty queue."""
+"""A longer run waits for ever, for example for an element of an empty queue."""
 
 
 class FedRows(int):
-    """How many examples a worker feeds, where a program is fed that; the one process feeds how many there are."""
+    """A fed number of examples: of a worker's batch, or of the global batch in the one process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A program, loaded.
+    """A loaded program.
 
     Attributes:
         workers: number of workers.
@@ -44,9 +44,9 @@ class Script:
         is_open: whether the graph leaves the batch dimension open; else the global batch has a graph of its own.
         control_flow_v2: whether conditionals and loops are functional.
         optimizes: whether TensorFlow's graph optimizers run, as they do in a user's session.
-        dtype: of the variables, which says how exact a comparison can be.
+        dtype: of the variables; determines how exact a comparison can be.
         feeds: (random state, rows) -> name of placeholder -> value; a SparseTensorValue for a sparse one.
-        build: rows, or None -> the ops that are run in turn; builds in the default graph.
+        build: rows, or None -> the ops to run in turn; builds in the default graph.
     """
 
     workers: int
@@ -60,7 +60,7 @@ class Script:
 
     @staticmethod
     def load(source: str, name: str = "program") -> Script:
-        """Runs a program's text, which builds nothing yet."""
+        """Executes a program's text, which builds nothing yet."""
         names: dict[str, Any] = {"__name__": name}
         exec(compile(source, f"<{name}>", "exec"), names)
         return Script(
@@ -75,7 +75,7 @@ class Script:
         )
 
     def graph(self, rows: int) -> tuple[Any, list[Any]]:
-        """The program's graph for a batch, and the ops that are run in turn."""
+        """Builds the program's graph for a batch; returns it and the ops to run in turn."""
         toggle = v1.enable_control_flow_v2 if self.control_flow_v2 else v1.disable_control_flow_v2
         toggle()
         graph = tf.Graph()
@@ -88,22 +88,23 @@ class Script:
         return graph, list(made) if isinstance(made, list | tuple) else [made]
 
     def batches(self, turns: int, are_uneven: bool = False) -> list[list[dict[str, Any]]]:
-        """For each step the batch of each worker, where so many ops are run in turn."""
+        """Returns the batch of each worker for each step; `turns` is the number of ops to run in turn."""
         rng, steps = np.random.RandomState(0), STEPS + 2 * (turns - 1)
         rows = [self.rows + (_MORE[rank % len(_MORE)] if are_uneven else 0) for rank in range(self.workers)]
         return [[self.feeds(rng, n) for n in rows] for _ in range(steps)]
 
     def options(self) -> Any:
-        """Of a session; on one thread, so that a fault shows in every trial or in none."""
+        """Returns session options with one thread, so that a fault shows in every trial or in none."""
         config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=-1)
         config.operation_timeout_in_ms = _LONGEST_RUN_MS
         return config if self.optimizes else as_written(config)
 
 
 def concatenate_batches(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The workers' batches one after the other; scalars are those of worker 0.
+    """Concatenates the workers' batches; scalars are those of worker 0.
 
-    Of a sparse tensor the rows are; of square ones, as adjacencies of the workers' own graphs are, the columns, too.
+    Sparse tensors are concatenated by rows. Square ones, such as adjacency matrices of the workers' own graphs, are
+    concatenated by columns, too.
     """
     return {name: _concatenate_values([batch[name] for batch in batches]) for name in batches[0]}
 
@@ -123,7 +124,7 @@ def _concatenate_values(values: Sequence[Any]) -> Any:
 
 
 def fed(graph: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """Of a batch what the graph has placeholders for, by tensor."""
+    """Returns the part of a batch that the graph has placeholders for, by tensor."""
     parts: dict[str, Any] = {}
     for name, value in batch.items():
         is_sparse = isinstance(value, _Sparse)

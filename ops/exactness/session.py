@@ -1,4 +1,4 @@
-"""A session on a GraphDef by names: it makes no Python objects of ops, which would cost more than a few steps do."""
+"""A session on a GraphDef by names. It makes no Python objects of ops, which would cost more than a few steps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tensorflow.python.framework import c_api_util
 from parallax.graph.view import GraphView
 
 _WITHOUT_VALUE = re.compile(rb"\x0a(.)([A-Za-z_]\w*)\x12\x00", re.DOTALL)
-"""An entry of the map of attributes as it is serialized: key's length, key, and a value of length 0."""
+"""A serialized entry of the map of attributes: length of the key, key, and a value of length 0."""
 _LEFT_EMPTY = "_input_shapes"
-"""TensorFlow itself gives this attribute no value in a function without arguments, as branches of constants are."""
+"""TensorFlow itself leaves this attribute empty in functions without arguments, such as branches of constants."""
 
 
 def as_written(config: Any = None) -> Any:
-    """Options of a session that runs a graph as it is written.
+    """Returns the options of a session that runs a graph as it is written.
 
     TensorFlow's own rewriting and folding of a graph takes longer than a few steps of a small one.
     """
@@ -38,7 +38,7 @@ class NamedSession:
         config: of the session.
 
     Raises:
-        ValueError: the graph is none.
+        ValueError: the graph is invalid.
     """
 
     def __init__(self, graph_def: Any, config: Any) -> None:
@@ -54,7 +54,7 @@ class NamedSession:
         self._session.close()
 
     def has(self, tensor: str) -> bool:
-        """Whether the graph holds a tensor."""
+        """Returns whether the graph has a tensor."""
         try:
             self._view.dtype(tensor)
         except (KeyError, IndexError):
@@ -62,11 +62,11 @@ class NamedSession:
         return True
 
     def run(self, fetches: Sequence[str], feeds: Mapping[str, Any] | None = None) -> list[Any]:
-        """Runs once.
+        """Runs the graph once.
 
         Args:
             fetches: tensors and ops.
-            feeds: by tensor; values become of its type.
+            feeds: values by tensor; they are converted to its type.
 
         Returns:
             The value of each fetch; None for an op.
@@ -79,7 +79,7 @@ class NamedSession:
         if key not in self._callables:
             self._callables[key] = self._callable(tensors, *key)
         values = [np.asarray(value, self._numpy_type(tensor)) for tensor, value in feeds.items()]
-        # Copied: a callable gives the memory of a variable of the old kind, into which the next run writes.
+        # Copied: a callable returns the memory of a reference variable, which the next run overwrites.
         given = [np.array(value) for value in self._callables[key](*values)]
         value_by_name = dict(zip(tensors, given, strict=True)) | dict(zip(feeds, values, strict=True))
         return [value_by_name.get(name) for name in fetches]
@@ -95,11 +95,11 @@ class NamedSession:
 
 
 def _imported(graph_def: Any) -> Any:
-    """A tf.Graph that holds the ops for TensorFlow's core, and none for Python.
+    """Imports a graph as a tf.Graph that has its ops in TensorFlow's core only, not in Python.
 
     Raises:
-        ValueError: the graph is none; or an attribute has no value, as one has that was looked up in a node without it:
-            what TensorFlow makes of it depends on the processor, whose passes read attributes or do not.
+        ValueError: the graph is invalid; or an attribute has no value, as after a lookup in a node without it.
+            TensorFlow's result then depends on the processor, whose passes may or may not read the attribute.
     """
     written = graph_def.SerializeToString()
     without_value = {m[2].decode() for m in _WITHOUT_VALUE.finditer(written) if m[1][0] == len(m[2])}

@@ -1,7 +1,7 @@
-"""Makes a program that shows a fault as short as it can be while the fault stays.
+"""Shrinks a program that shows a fault, as far as the fault stays.
 
-A program that fails otherwise shows another fault. Among wrong values there is no telling faults apart but by what is
-left of the program, so any wrong value counts.
+A program that fails in another way shows another fault. Wrong values cannot be told apart, so any wrong value counts as
+the same fault.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Trial = Callable[[Program], Outcome]
 
 
 def shrink_program(program: Program, fault: Outcome, trial: Trial) -> tuple[Program, Outcome]:
-    """A program with the same fault, from which no statement can be left out, and its outcome.
+    """Returns a program with the same fault, from which no statement can be removed, and its outcome.
 
     Args:
-        program: what shows the fault.
+        program: shows the fault.
         fault: its outcome.
-        trial: what comes of a program.
+        trial: returns the outcome of a program.
     """
     smallest, outcome = program, fault
-    for together in (True, False):  # once in large pieces, then again one by one
+    for together in (True, False):  # first in large pieces, then one by one
         steps = list(_steps(smallest))
         waiting = [steps] if together else [[step] for step in steps]
         while waiting:
@@ -46,7 +46,7 @@ def shrink_program(program: Program, fault: Outcome, trial: Trial) -> tuple[Prog
 
 
 def _steps(program: Program) -> Iterator[Callable[[Program], Program]]:
-    """What makes this program simpler; the last statement first, as leaving it out changes none before it."""
+    """Yields simplifications of a program, the last statement first: its removal changes none before it."""
     plain: dict[str, Any] = {"workers": 2, "control_flow_v2": True, "resource": True, "tape": False, "optimizes": True}
     yield lambda one: _opened(replace(one, **plain))
     for statement in reversed(program.statements):
@@ -57,7 +57,7 @@ def _steps(program: Program) -> Iterator[Callable[[Program], Program]]:
 
 
 def _without(program: Program, statement: Statement) -> Program:
-    """A statement that another name has reached meanwhile is left to the next round."""
+    """Removes a statement; one in which a name was replaced meanwhile is left to the next round."""
     return program.without(program.statements.index(statement)) if statement in program.statements else program
 
 

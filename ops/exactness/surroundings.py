@@ -1,4 +1,4 @@
-"""Productions of the grammar for what stands around a step: input from queues and datasets, Saver, summaries, GANs."""
+"""Grammar productions for the surroundings of a step: input from queues and datasets, Saver, summaries, GANs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ops.exactness.inputs import Production
 
 
 def fed_before(d: Draft) -> None:
-    """The batch comes out of a queue or a dataset, into which an op of its own puts it, as a runner's thread would."""
+    """Takes the batch from a queue or a dataset, which a separate op fills, as a queue runner's thread would."""
     shapes = f"i0.set_shape([rows])\ns0.set_shape([rows, {d.bags[0][2]}])\ny.set_shape([rows])"
     through = d.pick(
         (

@@ -1,12 +1,13 @@
-"""The transport in memory: the graphs of all workers are one graph, in which a collective is ordinary ops.
+"""The transport in memory: combines the graphs of all workers into one, with ordinary ops in place of collectives.
 
-`combine_workers` puts each worker's nodes under a prefix of its own, with functions, loops and state of their own. In
-place of each collective it puts ops over what all workers bring to it, so that one run of one session is a run of all
-workers. What one worker has on another process, as a server, is where all find it. Of a model in stages a collective is
-among the workers of one stage, and what a stage receives is what the other one of the same replica sends.
-`check_meetings` tells before a run who waits in a collective that others do not come to. One inside of a conditional
-that not all workers take gives nothing to any: what `name_run_marker` names then has no value, which TensorFlow refuses
-to fetch.
+`combine_workers` gives each worker's nodes a prefix, functions, loops and state of their own. It replaces each
+collective by ops on the inputs of all workers, so that one run of one session is a run of all workers. Nodes on another
+process, such as a server, share their state among all workers. In a model in stages, a collective is among the workers
+of one stage, and a stage receives the tensors that another stage of its replica sends.
+
+`check_meetings` finds before a run the workers that would wait in a collective that others do not run. A collective in
+a conditional that not all workers take returns nothing to any worker: the tensor that `name_run_marker` names then has
+no value, and TensorFlow refuses to fetch it.
 """
 
 from __future__ import annotations
@@ -33,35 +34,35 @@ _PROCESS = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 
 
 class MeetingError(RuntimeError):
-    """A collective that not all workers take part in."""
+    """Not all workers take part in a collective."""
 
 
 def of_worker(rank: int, name: str) -> str:
-    """The name that a worker's node or tensor has in the graph of all."""
+    """Returns the name of a worker's node or tensor in the combined graph."""
     return f"worker_{rank}/{name}"
 
 
 def name_run_marker(rank: int, op: str) -> str:
-    """A tensor that has a value in a run in which a worker's op has run."""
+    """Returns the name of a tensor that has a value in a run if a worker's op has run in it."""
     return f"ran/{of_worker(rank, op)}:0"
 
 
 def is_collective(op: str) -> bool:
-    """Whether workers meet in nodes of this type."""
+    """Returns whether nodes of this type are collectives."""
     return op.startswith("Horovod") or op in _COLLECTIVES
 
 
 def combine_workers(graph_defs: Sequence[Any], ops: Iterable[str] = (), stages: int = 1) -> Any:
-    """One GraphDef of all workers'.
+    """Combines the GraphDefs of all workers into one.
 
     Args:
         graph_defs: by worker; not changed.
-        ops: of every worker that has them, of which it shall be known that they have run.
-        stages: how many workers are a replica of a model that is cut.
+        ops: these get a run marker on every worker that has them.
+        stages: number of workers in a replica of a model in stages.
 
     Raises:
         MeetingError: not all workers have a collective.
-        NotImplementedError: a collective has no meaning here.
+        NotImplementedError: a collective is not supported here.
     """
     joined = type(graph_defs[0])()
     joined.versions.CopyFrom(graph_defs[0].versions)
@@ -91,7 +92,7 @@ def combine_workers(graph_defs: Sequence[Any], ops: Iterable[str] = (), stages: 
 
 
 def _find_loops(graph_def: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """The collectives in loops; and the frames of these loops, and of those around them, with their conditions."""
+    """Returns the collectives in loops, and the frames and conditions of these loops and those around them."""
     collectives = [node.name for node in graph_def.node if is_collective(node.op)]
     view = GraphView(graph_def)
     branches = branches_of(view) if collectives else {}
@@ -102,15 +103,15 @@ def _find_loops(graph_def: Any) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def check_meetings(views: Sequence[GraphView], fetches: Sequence[Iterable[str]], fed: Sequence[Iterable[str]]) -> None:
-    """Compares the collectives that a run of each worker needs.
+    """Checks that the runs of all workers need the same collectives.
 
     Args:
         views: of the workers' graphs.
-        fetches: by worker tensors or ops.
-        fed: by worker tensors.
+        fetches: tensors or ops of each worker.
+        fed: tensors of each worker.
 
     Raises:
-        MeetingError: one needs a collective that another does not.
+        MeetingError: a worker needs a collective that another does not.
     """
     needed = []
     for view, names, given in zip(views, fetches, fed, strict=True):
@@ -130,13 +131,13 @@ def _check_alike(where: str, collectives: Sequence[Iterable[str]]) -> None:
 
 
 class _WorkerNamespace:
-    """Makes the nodes and functions of a worker its own.
+    """Copies the nodes and functions of a worker under names of its own.
 
     Args:
         rank: of the worker.
         library: of its graph.
-        first: the worker that has the first stage of its replica.
-        shared: the frames of loops in which workers meet, and their conditions: in one session these are one loop.
+        first: rank of the first stage of its replica.
+        shared: frames and conditions of loops with collectives; in one session, such a loop is one for all workers.
     """
 
     def __init__(self, rank: int, library: Any, first: int, shared: frozenset[str]) -> None:
@@ -151,7 +152,7 @@ class _WorkerNamespace:
         if "_class" in to.attr:
             names = to.attr["_class"].list.s
             names[:] = [_colocated(self._rank, name.decode()).encode() for name in names]
-        if node.op == "ParallaxAnnounce":  # wakes a thread of Horovod's
+        if node.op == "ParallaxAnnounce":  # wakes a thread of Horovod
             to.op = "NoOp"
         if node.op in (SEND, RECEIVE):
             self._rename_in_message(node, to)
@@ -161,7 +162,7 @@ class _WorkerNamespace:
             to.attr["T"].type = _BOOL
 
     def _rename_in_message(self, node: Any, to: Any) -> None:
-        """Has what a stage receives be what another one sends."""
+        """Connects a stage's receiving node to another stage's sending node."""
         if node.op == RECEIVE:
             sender = self._first + node.attr["peer"].i
             to.input.insert(0, of_worker(sender, f"{MESSAGES}/send_{node.attr['number'].i}"))
@@ -173,7 +174,7 @@ class _WorkerNamespace:
         """Copies all functions.
 
         Raises:
-            NotImplementedError: a collective is in one.
+            NotImplementedError: a function has a collective.
         """
         for function in library.function:
             copied = to.function.add()
@@ -181,7 +182,7 @@ class _WorkerNamespace:
             copied.signature.name = self._functions[function.signature.name]
             for node in copied.node_def:
                 if is_collective(node.op):
-                    raise NotImplementedError(f"{node.op} {node.name!r} of a function has no transport in memory.")
+                    raise NotImplementedError(f"{node.op} {node.name!r} in a function has no transport in memory.")
                 self._settle(node)
         for gradient in library.gradient:
             copied = to.gradient.add()
@@ -197,7 +198,7 @@ class _WorkerNamespace:
         if "container" in node.attr:
             whose = "".join(process.groups()) if process else f"worker{self._rank}"
             node.attr["container"].s = f"{whose}/".encode() + node.attr["container"].s
-        if process:  # the one session has no other
+        if process:  # the session has no other process
             node.device = ""
         if node.op in _FRAMES and node.attr["frame_name"].s.decode() not in self._shared:
             node.attr["frame_name"].s = of_worker(self._rank, node.attr["frame_name"].s.decode()).encode()
@@ -221,13 +222,13 @@ def _colocated(rank: int, name: str) -> str:
 
 
 class _Writer:
-    """Writes nodes into a GraphDef; in a loop, constants wait for a node of it."""
+    """Writes nodes into a GraphDef; in a loop, constants depend on a node of it."""
 
     def __init__(self, graph_def: Any, inside: Sequence[str] = ()) -> None:
         self._graph_def, self._inside = graph_def, inside
 
     def node(self, op: str, name: str, inputs: Sequence[str], **attrs: int | list[int]) -> str:
-        """Adds a node and returns its name; attributes with names T or Tlen, and lists, are numbers of types."""
+        """Adds a node and returns its name. Lists, and attributes whose names start with T, are type enums."""
         node = self._graph_def.node.add(op=op, name=name, input=inputs)
         for key, value in attrs.items():
             if isinstance(value, list):
@@ -249,16 +250,16 @@ class _Writer:
 
 
 Given = Sequence[Sequence[str]]
-"""By worker, what it brings to a collective."""
+"""The inputs of a collective, by worker."""
 
 
 def _replace_collective(joined: Any, name: str, of_workers: Mapping[int, Any], is_in_loop: bool) -> None:
-    """Puts ops in place of a collective; none gives anything before all workers have come.
+    """Replaces a collective by ops, which return nothing before all workers have reached it.
 
     Args:
-        joined: the graph of all.
-        name: of these ops.
-        of_workers: by rank, the node of each.
+        joined: the combined graph.
+        name: prefix of the ops.
+        of_workers: the workers' nodes, by rank.
         is_in_loop: whether a loop runs it.
     """
     node = next(iter(of_workers.values()))
@@ -271,7 +272,7 @@ def _replace_collective(joined: Any, name: str, of_workers: Mapping[int, Any], i
         taken if taken.startswith("^") else f"^{node_of(tensor_name(taken))}"
         for names in inputs
         for taken in names
-        # Each result of an all-reduce is made of all workers' parts; who waits for one that is fed has it computed.
+        # A result of an all-reduce needs all inputs anyway. A control input would compute an input that is fed.
         if taken.startswith("^") or node.op != _ALL_REDUCE
     ]
     controls = dict.fromkeys(comes)
@@ -306,7 +307,7 @@ def _all_gather(writer: _Writer, node: Any, name: str, given: Given) -> tuple[Gi
 
 
 def _concatenated(writer: _Writer, name: str, parts: Sequence[str], of: int) -> str:
-    if len(parts) == 1:  # TensorFlow takes two or more
+    if len(parts) == 1:  # ConcatV2 needs two or more
         return parts[0]
     axis = writer.const(f"{name}/axis", np.int32(0))
     return writer.node("ConcatV2", f"{name}/rows", [*parts, axis], T=of, N=len(parts))
@@ -320,7 +321,7 @@ def _all_to_all(writer: _Writer, node: Any, name: str, given: Given) -> tuple[Gi
     import tensorflow as tf
 
     if node.attr["among"].s.decode() not in (STAGE, WORKERS):
-        raise NotImplementedError(f"{node.name!r} is among the workers of a host, of which there is one in memory.")
+        raise NotImplementedError(f"{node.name!r} is among the workers of one host; in memory there is only one host.")
     of, size, int32 = node.attr["T"].type, len(given), tf.int32.as_datatype_enum
     axis = writer.const(f"{name}/axis", np.int32(0))
     for sender, (rows, splits, *_) in enumerate(given):
@@ -339,7 +340,7 @@ def _all_to_all(writer: _Writer, node: Any, name: str, given: Given) -> tuple[Gi
 
 
 def _checked(writer: _Writer, name: str, told: str, counts: str) -> str:
-    """The counts of rows that have arrived, which must be those that were told."""
+    """Returns the counts of rows that have arrived; asserts that they equal the announced ones."""
     import tensorflow as tf
 
     int32 = tf.int32.as_datatype_enum

@@ -1,17 +1,17 @@
-"""Tries one program: N workers, whose graphs run as one, against one process on the global batch.
+"""Tries one program: compares N workers, whose graphs run as one, with one process on the global batch.
 
-A program is Python text (script.py says what it defines). Its outcome is one of
-- `equal`: on every worker every variable, slots included, ends as in the one process;
+A program is Python text (script.py lists what it defines). Its outcome is one of
+- `equal`: on every worker, every variable, slots included, ends with the value of the one process;
 - `refused`: a ParallaxError before the first step;
-- `wrong`: some variable ends with another value;
-- `told`: so it does, and the plan says that each worker's loss is taken for a mean over its batch, and why;
-- `unproven`: the values are equal, and yet the analysis says of some tensor what is not so (claims.py);
+- `wrong`: a variable ends with another value;
+- `told`: as `wrong`, but the plan states that each worker's loss is taken for a mean over its batch, and why;
+- `unproven`: the values are equal, but the analysis makes a false claim about a tensor (claims.py);
 - `foreign`: any other exception, or a ParallaxError in a step;
-- `infinite`: the one process itself ends with values, or squares of values, that are not finite: nothing to compare;
-- `unstable`: a variable ends with another value, and so it does in the one process when all initial values and the
-  results of arithmetic move by a rounding: the program magnifies roundings (its rate is too large, or it sorts rows
-  that are equal but for them), and nothing can be said;
-- `invalid`: the one process itself does not train the program; a fault of the program.
+- `infinite`: the one process ends with values, or squares of values, that are not finite: there is nothing to compare;
+- `unstable`: a variable ends with another value, and so it does in the one process if roundings perturb all initial
+  values and the results of arithmetic: the program amplifies roundings (its rate is too large, or it sorts rows that
+  differ only by roundings), so a comparison proves nothing;
+- `invalid`: the one process cannot train the program; a fault of the program.
 """
 
 from __future__ import annotations
@@ -45,41 +45,41 @@ from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform
 
 ROUTES = ("hybrid", "alltoall", "allgather", "allreduce")
-"""`hybrid` is what is planned when nothing is asked for."""
+"""`hybrid` is the plan without constraints."""
 _NO_FAULTS = ("equal", "refused", "told", "infinite", "unstable")
 
 TOLERANCE_BY_DTYPE = {"float64": 1e-8, "float32": 2e-4}
-"""Of the largest change that any variable of the same kind has seen (a trained variable, or a slot of one name).
+"""Relative to the largest change of any variable of the same kind (a trained variable, or a slot of one name).
 
-Sums over workers are taken in another order than in one process, which costs about 1e-16 or 1e-7 of the terms; where
-terms cancel, or an optimizer divides by a small number, some thousand times that. A wrong gradient is off by more. The
-type is the least that anything is rounded to on its way (Built.computed_in).
+Workers add terms in another order than one process, with an error of about 1e-16 or 1e-7 of the terms. Where terms
+cancel, or an optimizer divides by a small number, the error is about a thousand times larger. A wrong gradient is off
+by more. The type is the least precise one in the computation (Built.computed_in).
 """
 CLAIM_TOLERANCE_BY_DTYPE = {"float64": 1e-9, "float32": 1e-3}
-"""Of the size of a tensor: what is small because terms cancel is less exact than a variable's change."""
+"""Relative to the size of a tensor: where terms cancel, it is less exact than the change of a variable."""
 _FOUND_INFINITE = ("Tensor had Inf", "Tensor had NaN", "Tensor had -Inf", "assertion failed")
-"""What checks say that programs have of their values; an assertion asks whether a loss is still small."""
+"""Messages of the checks in programs; an assertion checks that a loss is still small."""
 _UNSTABLE = 10.0
-"""Workers round in other places than those that are tried."""
+"""Factor on measured noise: workers round in other places than the perturbed ones."""
 _DRAWS = 4
-"""Of roundings: each of two equal rows may come first."""
+"""Number of draws of roundings: either of two equal rows may come first."""
 _ROUNDING = {"float64": 1e-13, "float32": 1e-5}
-"""Of the variable's own size: a variable that hardly changes is still rounded."""
+"""Relative to the variable's own size: a variable that hardly changes is still rounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a program by one route.
+    """The outcome of a program by one route.
 
     Attributes:
-        kind: as the module says.
-        message: of the error, or which variables differ.
-        place: the innermost frame of the project, or what differs: what tells faults apart.
+        kind: one of those that the module lists.
+        message: of the error, or the variables that differ.
+        place: the innermost frame of the project, or what differs; distinguishes faults.
         routes: variable -> class and route.
         seconds: of this process's processor time.
-        notes: what the plan says of differences from one process.
-        gathers: what the plan says of tensors of the global batch, where losses go by the layouts of tensors.
-        claim: the first op of which the analysis says what is not so, where claims are tried and one is false.
+        notes: the plan's notes on differences from one process.
+        gathers: the plan's notes on tensors of the global batch, if tensors have layouts.
+        claim: the first false claim, if claims are checked and one is false.
     """
 
     kind: str
@@ -93,13 +93,13 @@ class Outcome:
 
     @property
     def is_fault(self) -> bool:
-        """Whether it must not be."""
+        """Whether the outcome is a fault."""
         return self.kind not in _NO_FAULTS
 
 
 @dataclass(slots=True)
 class _TrialSubject:
-    """A program under trial: what all its routes share."""
+    """A program under trial: the data that all its routes share."""
 
     built: Built
     expected: Ran
@@ -115,16 +115,16 @@ def try_program(
     claims: bool = False,
     layouts: bool | None = None,
 ) -> dict[str, Outcome]:
-    """Tries a program by each of some routes; one whose plan is that of a route before has that one's outcome.
+    """Tries a program by some routes; a route with the plan of an earlier one has the same outcome.
 
     Args:
         source: the program, as text or loaded.
         routes: of ROUTES.
-        break_on_purpose: changes the decisions, to see that a fault is noticed.
-        claims: whether what the analysis says of single tensors is tried too. Of programs with a fixed batch it is not:
-            the graph of the global batch has other constants.
-        layouts: that of Config; if True, the workers' shares of an open batch are unequal, and one of fixed length may
-            be left to means.
+        break_on_purpose: changes the rewrites, to test that a fault is detected.
+        claims: whether claims about single tensors are checked too. Programs with a fixed batch are excluded: their
+            graph for the global batch has other constants.
+        layouts: as in Config; if True, the workers' shares of an open batch are unequal, and a batch of fixed length
+            may be left to means.
     """
     began = time.process_time()
     with _no_collections():
@@ -143,7 +143,7 @@ def try_program(
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Leaves garbage to be collected once, afterwards: graphs are cycles, looked through some fifty times meanwhile."""
+    """Defers garbage collection to the end: graphs are cycles, and would be scanned about fifty times meanwhile."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -162,10 +162,10 @@ def _prepare_subject(
         expected = train_one_process(built)
     except NotFinite as error:
         return _make_failure("infinite", error)
-    except tf.errors.InvalidArgumentError as error:  # a check of the program's own has found it
+    except tf.errors.InvalidArgumentError as error:  # raised by a check in the program
         is_infinite = any(found in str(error) for found in _FOUND_INFINITE)
         return _make_failure("infinite" if is_infinite else "invalid", error)
-    except Exception as error:  # whatever the program's text raises is kept as the outcome
+    except Exception as error:  # any error of the program's text is an outcome
         return _make_failure("invalid", error)
     try:
         is_left_to_means = bool(layouts) and not built.script.is_open  # where a fixed batch cannot be opened
@@ -180,7 +180,7 @@ def _prepare_subject(
 
 
 def plan_of(analysed: AnalysedGraph, route: str, workers: int) -> Plan:
-    """A plan with this route for every variable that it is possible for; the others keep their own."""
+    """Returns a plan with this route for every variable that supports it; the others keep their default."""
     layout = one_host(workers, 0)
     if route == "hybrid":
         return make_feasible_plan(analysed, layout, PlanConstraints())
@@ -236,7 +236,7 @@ def _with_claim(outcome: Outcome, claim: str) -> Outcome:
 
 
 def _false_claim(subject: _TrialSubject, plan: Plan, by_worker: list[Ran]) -> str:
-    """The first claim that is false in some step; what comes after a wrong step is wrong for that reason."""
+    """Returns the first claim that is false in some step; later steps are wrong as a consequence."""
     if not any(subject.watched):
         return ""
     analysed, spec = subject.analysed, subject.analysed.spec
@@ -250,7 +250,7 @@ def _false_claim(subject: _TrialSubject, plan: Plan, by_worker: list[Ran]) -> st
 
 
 def _noise(subject: _TrialSubject, dtype: str, draw: int) -> dict[str, float]:
-    """By variable how far it ends from where it did when all initial values and results move by a rounding."""
+    """Returns by how much roundings of all initial values and results change each variable's last value."""
     expected, step = subject.expected, np.finfo(dtype).eps
     start = {
         name: value * (1 + step).astype(value.dtype) if np.issubdtype(value.dtype, np.floating) else value
@@ -274,12 +274,12 @@ def judge(
     """Compares every worker's variables with the one process's.
 
     Args:
-        expected: of the one process.
-        by_worker: by worker.
+        expected: the result of the one process.
+        by_worker: last values of each worker.
         dtype: in which the program computes.
-        own: variables that every worker keeps for itself.
+        own: variables that are local to each worker.
         trained: variables that have gradients.
-        noise: by variable how far it ends from `expected` for roundings.
+        noise: change of each variable's last value by roundings.
     """
     changes: dict[str, float] = {}
     kinds = {name: _kind(name, trained) for name in expected.last}
@@ -301,7 +301,7 @@ def judge(
 
 
 def _kind(name: str, trained: frozenset[str]) -> str:
-    """What the slots of all variables are called; variables that are trained are one kind, all others one by one."""
+    """Returns `trained` for a trained variable, else the name of the slot."""
     return "trained" if name in trained else re.split("[/_]", name.split(":")[0].rstrip("_0123456789"))[-1]
 
 
@@ -314,7 +314,7 @@ def _size(value: Any) -> float:
 
 
 def _before_steps(error: Exception) -> Outcome:
-    """An error before the first step: the project's own is what shall come there."""
+    """Returns the outcome of an error before the first step: a refusal if the error is the project's."""
     return _make_failure("refused" if isinstance(error, ParallaxError) else "foreign", error)
 
 
@@ -324,6 +324,6 @@ def _make_failure(kind: str, error: Exception) -> Outcome:
     at = f"{Path(ours[-1].filename).name}:{ours[-1].lineno} {ours[-1].name}" if ours else "in a step"
     if isinstance(error, tf.errors.OpError):
         at = "in a step"
-    if isinstance(error, RecursionError):  # the innermost frame is any of those that call each other
+    if isinstance(error, RecursionError):  # any of the functions that call each other may be innermost
         at = ""
     return Outcome(kind, f"{type(error).__name__}: {str(error)[:1500]}", f"{type(error).__name__} {at}")

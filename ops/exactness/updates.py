@@ -1,6 +1,6 @@
-"""Productions of the grammar from features to updates: losses, gradients and what is done with them, and what follows.
+"""Grammar productions from features to updates: losses, gradients and their changes, updates and later ops.
 
-Losses are means over the batch. Gradients are changed only in ways that one process and N workers can agree on.
+Losses are means over the batch. Gradients are changed only in ways on which one process and N workers can agree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def on_values(change, gradient):
 
 
 def loss(d: Draft) -> None:
-    """The loss, of the features written last."""
+    """Adds the loss, from the features written last."""
     h = d.rows[-1]
     w = d.weight(4, 1)
     d.add(f"per_row = tf.square(({h} @ {w})[:, 0] - y)", "per_row", is_kept=True)
@@ -92,7 +92,7 @@ def _more_loss(d: Draft, w: str) -> None:
 
 
 def gradients(d: Draft) -> None:
-    """`pairs`, of gradients and variables, and the optimizer."""
+    """Adds `pairs`, of gradients and variables, and the optimizer."""
     rate = d.pick(
         (
             "0.3",
@@ -122,7 +122,7 @@ def gradients(d: Draft) -> None:
         d.add(PLAIN_PAIRS, is_kept=True)
     for _ in range(d.pick((0, 0, 1, 1, 1, 2))):
         d.add(d.pick(_CHANGES))
-    if not d.resource:  # no update may run before all gradients have read what it writes
+    if not d.resource:  # no update may run before all gradients have read the variable that it writes
         d.add(_BARRIER, is_kept=True)
 
 
@@ -280,7 +280,7 @@ UNCONDITIONAL: tuple[tuple[float, Production], ...] = (
     (0.8, _row_wise),
     (0.8, _hand_momentum),
 )
-"""References cannot go into functional conditionals."""
+"""Updates for reference variables too, which cannot be passed into functional conditionals."""
 UPDATES: tuple[tuple[float, Production], ...] = (*UNCONDITIONAL, (0.8, _every_k), (0.8, _conditional))
 
 

@@ -1,1 +1,1 @@
-"""Faults in jobs, simulated by the million and real ones: does each end, with the right words, and leave nothing?"""
+"""Injects faults into simulated and real jobs; each must end with the right message and leave no process or file."""

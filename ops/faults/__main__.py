@@ -1,6 +1,6 @@
-"""The command line of faults: `python -m ops.faults --simulated N`, `--seed S`, `--planted`, `--real N`, `--fits N`.
+"""Injects faults into jobs: `python -m ops.faults --simulated N`, `--seed S`, `--planted`, `--real N`, `--fits N`.
 
-`--real N --restart` has jobs go on after each fault.
+`--real N --restart` uses jobs that restart after each fault.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from multiprocessing import Pool
 from ops.faults.simulate_job import Broken, simulate, simulate_all
 from parallax.settings.arguments import CommandParser
 
-_PIECE = 2000  # seeds that a process runs at a time
+_PIECE = 2000  # seeds of one task of a process
 _TOLD_PIECES = 25
 _SHOWN = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Does what the command line says; 0 when nothing was broken."""
+    """Runs the command line; returns 0 if no job failed."""
     parser = CommandParser(prog="python -m ops.faults", description=(__doc__ or "").partition(":")[0])
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--simulated", type=int, metavar="N", help="run N simulated jobs, each with a fault")
-    what.add_argument("--seed", type=int, metavar="S", help="run one simulated job and show what happens in it")
-    what.add_argument("--planted", action="store_true", help="plant each known defect, and see that it is found")
-    what.add_argument("--real", type=int, metavar="N", help="run N real jobs, each with a fault")
-    what.add_argument("--fits", type=int, metavar="N", help="have N faults meet the workers of a script's fits")
-    parser.add_argument("--restart", action="store_true", help="with --real: N faults, in jobs that go on after each")
+    what.add_argument("--simulated", type=int, metavar="N", help="run N simulated jobs, each with one injected fault")
+    what.add_argument("--seed", type=int, metavar="S", help="run one simulated job and print its events")
+    what.add_argument("--planted", action="store_true", help="plant each known defect, and check that the jobs find it")
+    what.add_argument("--real", type=int, metavar="N", help="run N real jobs, each with one injected fault")
+    what.add_argument("--fits", type=int, metavar="N", help="inject N faults into the workers of a script's fits")
+    parser.add_argument("--restart", action="store_true", help="with --real: N faults, in jobs that restart after each")
     parser.add_argument("--first", type=int, default=0, metavar="S", help="the first seed (0)")
-    help_processes = "that simulate (all cores); with --restart, jobs at a time (1)"
+    help_processes = "number of simulating processes (all cores); with --restart, of jobs at a time (1)"
     parser.add_argument("--processes", type=int, metavar="P", help=help_processes)
     arguments = parser.parse_args(argv)
     if arguments.planted:
@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return find_all()
     if arguments.restart and arguments.real is None:
-        parser.error("--restart belongs to --real N")
-    for number in (signal.SIGHUP, signal.SIGINT):  # which commands in the background ignore, and so would jobs
+        parser.error("--restart requires --real N")
+    for number in (signal.SIGHUP, signal.SIGINT):  # background commands ignore these, and so would jobs
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda number, frame: None)
     if arguments.restart:
@@ -69,18 +69,18 @@ def _run_simulated(number: int, first: int, processes: int) -> int:
         for done, found in enumerate(pool.imap(simulate_all, pieces), 1):
             broken += found
             if done % _TOLD_PIECES == 0:
-                print(f"{min(done * _PIECE, number):,} done, {len(broken)} broken", flush=True)
+                print(f"{min(done * _PIECE, number):,} done, {len(broken)} violations", flush=True)
     for one in broken[:_SHOWN]:
         print(one)
-    print(f"{number:,} simulated jobs in {time.monotonic() - began_s:.1f} s: {len(broken)} broken.")
+    print(f"{number:,} simulated jobs in {time.monotonic() - began_s:.1f} s: {len(broken)} violations.")
     return 1 if broken else 0
 
 
 def _show(seed: int) -> int:
     broken, world = simulate(seed, watching=True)
-    print(f"hosts of ranks: {[rank.host for rank in world.ranks]}", *world.trace, sep="\n")
+    print(f"host of each rank: {[rank.host for rank in world.ranks]}", *world.trace, sep="\n")
     print(f"{world.ended_s:7.3f} the launcher: {world.ending}")
-    print(broken or "nothing was broken")
+    print(broken or "no violation")
     return 1 if broken else 0
 
 

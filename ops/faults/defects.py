@@ -1,7 +1,7 @@
-"""Defects planted in the machines, one at a time, each of which the simulated jobs must find.
+"""Defects planted in the state machines, one at a time. The simulated jobs must find each of them.
 
-A defect is a change of a few words in the source of one module. A process of its own loads the changed module and runs
-schedules until one is broken.
+A defect changes a few words in the source of one module. A separate process loads the changed module and runs schedules
+until one violates an invariant.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _AGAIN = ("parallax.runtime.", "ops.faults.model", "ops.faults.fault_cases", "op
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """A change of one module.
+    """A change to one module.
 
     Attributes:
         module: `supervisor.state_machine`, `launcher.failures.stall` ...
-        before: words of its source, which stand there once.
-        after: what takes their place.
+        before: text that occurs once in its source.
+        after: its replacement.
     """
 
     module: str
@@ -42,7 +42,7 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class Hunt:
-    """How a defect was looked for: the broken schedule, or empty, and how many schedules ran."""
+    """The result of a search for a defect: the violating schedule, or empty, and the number of schedules run."""
 
     defect: Defect
     found: str
@@ -50,7 +50,7 @@ class Hunt:
 
 
 def find_all(defects: Sequence[Defect] | None = None) -> int:
-    """Looks for every defect; 0 when all were found."""
+    """Searches for every defect; returns 0 if all were found."""
     began_s = time.monotonic()
     defects = DEFECTS if defects is None else defects
     with Pool(maxtasksperchild=1) as pool:
@@ -63,7 +63,7 @@ def find_all(defects: Sequence[Defect] | None = None) -> int:
 
 
 def hunt(defect: Defect) -> Hunt:
-    """Runs schedules over the changed module until one is broken; for a process that does nothing else."""
+    """Runs schedules on the changed module until one violates an invariant; requires a process of its own."""
     for name in [name for name in sys.modules if name.startswith(_AGAIN)]:
         del sys.modules[name]
     sys.meta_path.insert(0, _ChangedModuleFinder(defect))
@@ -80,7 +80,7 @@ def hunt(defect: Defect) -> Hunt:
 
 
 def changed_source(defect: Defect) -> str:
-    """The source of the changed module; ValueError when the words do not stand there once."""
+    """Returns the source of the changed module; ValueError if `before` does not occur exactly once."""
     source = _file_of(defect).read_text(encoding="utf-8")
     if source.count(defect.before) != 1:
         raise ValueError(f"{defect.module} has {defect.before!r} {source.count(defect.before)} times; it must be once.")
@@ -92,7 +92,7 @@ def _file_of(defect: Defect) -> Path:
 
 
 class _ChangedModuleFinder(importlib.abc.MetaPathFinder):
-    """Finds the changed module in place of the one in its file."""
+    """An import finder that replaces a module by its changed source."""
 
     def __init__(self, defect: Defect) -> None:
         self._defect = defect
@@ -100,7 +100,7 @@ class _ChangedModuleFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The changed module, under its name; None for all others."""
+        """Returns the spec of the changed module; None for all others."""
         if name != f"parallax.runtime.{self._defect.module}":
             return None
         file = str(_file_of(self._defect))
@@ -120,7 +120,7 @@ _RANK, _JOB, _LIVE = "supervisor.state_machine", "launcher.failures.end_of_job",
 _OUT, _STALL, _LIMITS = "launcher.failures.first_failure", "launcher.failures.stall", "supervisor.limits"
 
 DEFECTS = (
-    # What a supervisor sees of its worker.
+    # A supervisor's view of its worker.
     Defect(_RANK, "stopped_s=state.stopped_s + passed_s if stopped else 0.0", "stopped_s=0.0"),
     Defect(_RANK, "passed_s if stopped else 0.0", "passed_s if stopped else state.stopped_s"),
     Defect(_RANK, " or vitals.ticks != state.ticks", ""),
@@ -132,7 +132,7 @@ DEFECTS = (
     Defect(_RANK, "0.0 if at_work else state.quiet_s + passed_s", "0.0 if at_work else passed_s"),
     Defect(_RANK, "0.0 if at_work else", "0.0 if at_work or not state.doing else"),
     Defect(_RANK, "return after, (Tell(Pulse(", "return after, () and (Tell(Pulse("),
-    # What a supervisor hears, and how it ends.
+    # A supervisor's messages and signals, and its end.
     Defect(_RANK, "if after.unheard_s >= after.limits.unheard_s:", "if False:"),
     Defect(_RANK, "return replace(state, unheard_s=0.0), ()", "return state, ()"),
     Defect(_RANK, "unheard_s=state.unheard_s + passed_s", "unheard_s=0.0"),
@@ -146,10 +146,10 @@ DEFECTS = (
     ),
     Defect(_RANK, "() if state.preempted else (TellPreemption(),)", "()"),
     Defect(_RANK, "preempted=True, unheard_s=0.0", "preempted=True, is_end_requested=True"),
-    # How long is reckoned.
+    # Elapsed time.
     Defect(_LIMITS, "min(max(0.0, now_s - before_s), 2 * beat_s)", "max(0.0, now_s - before_s)"),
     Defect(_LIMITS, "min(max(0.0, now_s - before_s), 2 * beat_s)", "0.0"),
-    # Who is silent.
+    # Silent processes.
     Defect(_LIVE, "idle_s = self.idle_s + passed_s -", "idle_s = self.idle_s + 0.0 * passed_s - 0.0 *"),
     Defect(_LIVE, "at_s = _ENDED if isinstance(frame, Exit) else now_s", "at_s = now_s"),
     Defect(_LIVE, "if isinstance(frame, Start):", "if True:"),
@@ -169,7 +169,7 @@ DEFECTS = (
     Defect(_LIVE, "tuple(rank for rank, at_s in enumerate(heard) if at_s is None)", "tuple(range(len(heard)))"),
     Defect(_LIVE, "        return any(\n", "        return False and any(\n"),
     Defect(_LIVE, "        return any(\n", "        return True or any(\n"),
-    # When a job is ended.
+    # The end of a job.
     Defect(_JOB, "EXIT_UNKNOWN if silence.kind == HOST else EXIT_STALLED", "EXIT_STALLED"),
     Defect(_JOB, "kill_s=now_s + GRACE_S", 'kill_s=float("inf")'),
     Defect(_JOB, "    if state.signals and not _is_saving(state, now_s):\n", "    if False:\n"),
@@ -185,14 +185,14 @@ DEFECTS = (
     Defect(_JOB, "state.judge.has_failed(now_s) and", "state.judge.knows_failure() and"),
     Defect(_JOB, "Ending(128 + state.signals[0], what, EndCause", "Ending(state.signals[0], what, EndCause"),
     Defect(_JOB, "stalls = stalls.observe(frame.rank, frame.message, now_s)", "pass"),
-    # When a preempted job saves, and ends.
+    # The checkpoint and end of a preempted job.
     Defect(_JOB, "and state.signals[:1] == (signal.SIGTERM,)", "and state.signals[:1] == (signal.SIGINT,)"),
     Defect(_JOB, "ask_s=now_s + state.alive.limits.word_s), (SignalMpirun(PREEMPTION),)", 'ask_s=float("inf")), ()'),
     Defect(_JOB, 'frame.message.get("kind") == "preempted":', "False:"),
     Defect(_JOB, "len(state.signals) == 1 and now_s < state.save_until_s", "len(state.signals) == 1"),
     Defect(_JOB, "len(state.signals) == 1 and now_s < state.save_until_s", "now_s < state.save_until_s"),
     Defect(_JOB, "return Ending(EXIT_PREEMPTED, what, ", "return Ending(0, what, "),
-    # Who failed first.
+    # The first failure.
     Defect(_OUT, "was_killed = ended.status == -signal.SIGKILL and", "was_killed = False and"),
     Defect(_OUT, "if not frame.told or frame.by:", "if True:"),
     Defect(_OUT, "        if ended.by:\n", "        if False:\n"),
@@ -202,7 +202,7 @@ DEFECTS = (
     Defect(_OUT, "        if self.lost_host is not None:\n", "        if False:\n"),
     Defect(_OUT, "if self.first_out is not None and self.first_out in", "if False and self.first_out in"),
     Defect(_OUT, "_EXIT_WAIT_S = 5.0", "_EXIT_WAIT_S = 500.0"),
-    # Who waits in vain.
+    # Stalls.
     Defect(_STALL, 'if kind == "finished":', "if False:"),
     Defect(_STALL, "lead = len(state.failures) - len(run.failures)", "lead = 0"),
     Defect(_STALL, "if state.collectives == run.collectives:", "if True:"),

@@ -1,4 +1,4 @@
-"""A disk that is full for a while: where a trial's job writes its checkpoints."""
+"""A disk for a trial's checkpoints that is full for a while."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from ops.faults.running_job import wait
 
-_SIZE = "16m"  # some ten checkpoints
+_SIZE = "16m"  # room for about ten checkpoints
 _FILL = 1 << 20
 _LIMIT_S = 120.0
 WARNING = "Training continues"
 
 
 class SmallDisk:
-    """A folder, which is a small file system of its own where `is_mounted`; that needs root."""
+    """A folder for checkpoints. If `is_mounted`, it is a small file system of its own, which needs root."""
 
     def __init__(self, folder: Path, is_mounted: bool) -> None:
         self.folder = folder
@@ -26,19 +26,19 @@ class SmallDisk:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "none", str(folder)], check=True)
 
     def close(self) -> None:
-        """Unmounts it."""
+        """Unmounts the file system, if there is one."""
         if self._is_mounted:
             subprocess.run(["umount", "-l", str(self.folder)], check=True)
 
     def fill_and_free(self, said: Callable[[], str]) -> str:
-        """Fills the disk until the job warns, then frees it and waits for the next checkpoint; gives what was wrong."""
+        """Fills the disk until the job warns, frees it and waits for the next checkpoint; returns any problem."""
         if not wait(lambda: self._steps() > 0, _LIMIT_S):
-            return "has seen no checkpoint"
+            return "received no checkpoint"
         filler = self.folder / "filler"
         with filler.open("ab", buffering=0) as file:
 
             def is_warned() -> bool:
-                with contextlib.suppress(OSError):  # full; what the job deletes to make room is filled too
+                with contextlib.suppress(OSError):  # full; space that the job frees is filled too
                     while file.write(bytes(_FILL)):
                         pass
                 return WARNING in said()
@@ -46,15 +46,15 @@ class SmallDisk:
             warned = wait(is_warned, _LIMIT_S)
         filler.unlink()
         if not warned:
-            return "was full, and no warning came"
-        return "" if self.has_next() else "was free again, and no checkpoint came"
+            return "was full, but the job printed no warning"
+        return "" if self.has_next() else "was free again, but no checkpoint followed"
 
     def has_next(self) -> bool:
-        """Waits for a checkpoint, and says whether it came."""
+        """Waits for a checkpoint; returns whether it came."""
         before = self._steps()
         return wait(lambda: self._steps() > before, _LIMIT_S)
 
     def _steps(self) -> int:
-        """The step of the last checkpoint that is there."""
+        """Returns the step of the last checkpoint; -1 if there is none."""
         steps = [int(path.stem.rpartition("-")[2]) for path in self.folder.glob("model.ckpt-*.index")]
         return max(steps, default=-1)

@@ -1,6 +1,6 @@
-"""The faults that a simulated job can meet, and for each of them how the job must end.
+"""The faults injected into simulated jobs, and the expected end of the job for each.
 
-A schedule is a seed: it gives the hosts and ranks, the fault, when it comes and how messages are delayed.
+A seed determines a schedule: the hosts and ranks, the fault, its time, and the delays of messages.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from ops.faults.model import LIMITS, SAVE_S, World
 from parallax.report.text import name_ranks
 from parallax.runtime.supervisor.state_machine import ReaderGone, SignalReceived
 
-_END_S = 10.0  # to end a job: mpirun's grace, a supervisor's, and looking
+_END_S = 10.0  # to end a job: grace periods of mpirun and a supervisor, and polling
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """How a job must end.
+    """The expected end of a job.
 
     Attributes:
-        status: exit status of the launcher; None when the launcher does not live to give one.
-        words: what the message begins with; empty for no message.
-        has: what stands in it.
-        within_s: from the fault to the launcher's end.
-        empty_s: from the fault until nothing is left anywhere.
+        status: exit status of the launcher; None if the launcher does not survive to return one.
+        words: start of the message; empty for no message.
+        has: text within the message.
+        within_s: time limit from the fault to the launcher's end.
+        empty_s: time limit from the fault until no process is left.
     """
 
     status: int | None
@@ -54,7 +54,7 @@ def _pick(world: World) -> int:
 
 
 def _follow(world: World, rank: int, least_s: float) -> None:
-    """Another rank fails as a consequence, or not."""
+    """Lets another rank fail as a consequence, or not, at random."""
     others = [one for one in world.ranks if one.number != rank]
     if others and world.random.random() < 0.5:
         other = world.random.choice(others)
@@ -68,7 +68,7 @@ def _follow(world: World, rank: int, least_s: float) -> None:
 
 
 def ends_well(world: World) -> Expected:
-    """Nothing happens: all finish."""
+    """Injects nothing: all ranks finish."""
     for rank in world.ranks:
         world.tell(rank, {"kind": "finished", "runs": 3})
         world.at(world.now_s + 12 * world.random.random(), world.end_worker, rank, 0)
@@ -76,13 +76,13 @@ def ends_well(world: World) -> Expected:
 
 
 def is_slow(world: World) -> Expected:
-    """A rank computes for long, and shows it by one sign alone; the others wait in the same run."""
+    """Lets a rank compute for long with only one sign of life, while the others wait in the same run."""
     slow = world.ranks[_pick(world)]
     sign = world.random.choice(("beat", "ticks", "runnable"))
     slow.beats, slow.computes, slow.starved = sign == "beat", sign == "ticks", sign == "runnable"
     for rank in world.ranks:
         world.enter_run(rank)
-    # Without a beat a worker cannot tell that it is in the run of all, and is waited for as one that is elsewhere.
+    # Without heartbeats a worker cannot report that it is in the common run, and counts as absent from it.
     seconds = 20 + 10 * world.random.random() if sign == "beat" else world.stall_s - 2
     for rank in world.ranks:
         world.at(world.now_s + seconds, world.end_worker, rank, 0)
@@ -90,13 +90,13 @@ def is_slow(world: World) -> Expected:
 
 
 def hangs_at_its_start(world: World) -> Expected:
-    """All threads of a process hang before its first beat; `world_of` has made it so."""
+    """Hangs all threads of a process before its first heartbeat; `world_of` has set this up."""
     _others_wait(world, rank := next(rank.number for rank in world.ranks if rank.frozen))
     return _ends(124, f"rank {rank} is silent: its process 20{rank} has given no sign", LIMITS.frozen_s + 1)
 
 
 def cut_from_the_start(world: World) -> Expected:
-    """The link of a host is cut before its ranks have told of their start; `world_of` has cut it."""
+    """Cuts a host's link before its ranks report their start; `world_of` has set this up."""
     if not world.cut:
         return is_stopped(world)
     gone = [rank.number for rank in world.ranks if rank.host in world.cut]
@@ -108,14 +108,14 @@ def cut_from_the_start(world: World) -> Expected:
 
 
 def is_held_up(world: World) -> Expected:
-    """Nobody reads the launcher's output for long, and then somebody does."""
+    """Leaves the launcher's output unread for long, and then reads it."""
     world.held_until_s = world.now_s + 25
     world.at(world.held_until_s + 2, ends_well, world)
     return _ends(0, "", 39)
 
 
 def pauses(world: World) -> Expected:
-    """A worker is stopped again and again, and goes on in time."""
+    """Stops a worker repeatedly, and continues it in time."""
     rank = world.ranks[_pick(world)]
 
     def stop() -> None:
@@ -132,7 +132,7 @@ def pauses(world: World) -> Expected:
 
 
 def exits(world: World) -> Expected:
-    """A worker ends with a status of its own."""
+    """Ends a worker with a nonzero exit status."""
     rank = _pick(world)
     _others_wait(world, rank)
     world.end_worker(world.ranks[rank], 3)
@@ -141,7 +141,7 @@ def exits(world: World) -> Expected:
 
 
 def raises(world: World) -> Expected:
-    """A worker tells of its exception, and ends a while later, or never."""
+    """Lets a worker report an exception, and end a while later or never."""
     rank = _pick(world)
     _others_wait(world, rank)
     world.tell(world.ranks[rank], {"kind": "failed", "error": "Traceback (most recent call last):\nKeyError: 3"})
@@ -153,7 +153,7 @@ def raises(world: World) -> Expected:
 
 
 def is_killed(world: World) -> Expected:
-    """A worker is killed; others may tell of their broken connections first."""
+    """Kills a worker; others may report their broken connections first."""
     rank = _pick(world)
     _others_wait(world, rank)
     world.end_worker(world.ranks[rank], -signal.SIGKILL)
@@ -162,20 +162,20 @@ def is_killed(world: World) -> Expected:
 
 
 def gets_hup(world: World) -> Expected:
-    """A worker is ended by a signal."""
+    """Ends a worker by SIGHUP."""
     rank = _pick(world)
     world.end_worker(world.ranks[rank], -signal.SIGHUP)
     return _ends(129, f"rank {rank} was killed by SIGHUP")
 
 
 def is_stopped(world: World) -> Expected:
-    """A worker or server is stopped by a signal, in a run of all or elsewhere."""
+    """Stops a worker or server by a signal, in the common run or elsewhere."""
     rank = _pick(world)
     in_s = 0.0
     if world.random.random() < 0.7:
         comes = world.random.random() < 0.5
         _others_wait(world, -1 if comes else rank)
-        in_s = 4.0 * comes  # the run of all lasts, and that has been told
+        in_s = 4.0 * comes  # late enough that the workers have reported the common run
 
     def stop() -> None:
         world.ranks[rank].stopped = True
@@ -186,7 +186,7 @@ def is_stopped(world: World) -> Expected:
 
 
 def freezes(world: World) -> Expected:
-    """All threads of a process hang."""
+    """Hangs all threads of a process."""
     rank = _pick(world)
     _others_wait(world, -1)
     world.ranks[rank].frozen = True
@@ -194,7 +194,7 @@ def freezes(world: World) -> Expected:
 
 
 def supervisor_killed(world: World) -> Expected:
-    """A supervisor is killed."""
+    """Kills a supervisor."""
     rank = _pick(world)
     _others_wait(world, rank)
     world.signal_supervisor(world.ranks[rank], signal.SIGKILL)
@@ -202,12 +202,12 @@ def supervisor_killed(world: World) -> Expected:
 
 
 def supervisor_stopped(world: World) -> Expected:
-    """A supervisor is stopped; on its own host nobody can tell it from the host."""
+    """Stops a supervisor; one that is alone on its host cannot be distinguished from the host."""
     return _stop_supervisor(world, 0.0)
 
 
 def supervisor_stopped_after_a_hold(world: World) -> Expected:
-    """Nobody reads the launcher's output for long; then somebody does, and a supervisor is stopped."""
+    """Leaves the launcher's output unread for long, then reads it and stops a supervisor."""
     world.held_until_s = world.now_s + 12
     return _stop_supervisor(world, 14.0)
 
@@ -228,7 +228,7 @@ def _stop_supervisor(world: World, in_s: float) -> Expected:
 
 
 def supervisor_signalled(world: World) -> Expected:
-    """A supervisor gets a signal that asks it to end."""
+    """Sends a supervisor a signal that requests its end."""
     rank, number = _pick(world), world.random.choice((signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
     world.ranks[rank].heeds_term = world.random.random() < 0.5
     world.signal_supervisor(world.ranks[rank], number)
@@ -236,7 +236,7 @@ def supervisor_signalled(world: World) -> Expected:
 
 
 def daemon_killed(world: World) -> Expected:
-    """Somebody kills the daemon of mpirun on a host."""
+    """Kills mpirun's daemon on a host."""
     if not world.daemons:
         return is_killed(world)
     host = world.random.choice(list(world.daemons))
@@ -245,7 +245,7 @@ def daemon_killed(world: World) -> Expected:
 
 
 def host_silent(world: World) -> Expected:
-    """A host's link is cut, or its daemon stopped: nothing comes from there, and nothing gets there."""
+    """Cuts a host's link or stops its daemon: no message arrives from the host or reaches it."""
     if not world.daemons:
         return is_stopped(world)
     host = world.random.choice(list(world.daemons))
@@ -264,20 +264,20 @@ def host_silent(world: World) -> Expected:
 
 
 def mpirun_killed(world: World) -> Expected:
-    """Somebody kills mpirun."""
+    """Kills mpirun."""
     world.kill_mpirun()
     return _ends(137, "mpirun was killed by SIGKILL")
 
 
 def mpirun_stopped(world: World) -> Expected:
-    """A signal stops mpirun."""
+    """Stops mpirun by a signal."""
     _others_wait(world, -1)
     world.mpirun = "stopped"
     return _ends(124, "mpirun is silent: a signal stopped it", LIMITS.stopped_s)
 
 
 def launcher_signalled(world: World) -> Expected:
-    """The launcher gets Ctrl-C or SIGTERM, once or twice."""
+    """Sends the launcher SIGINT or SIGTERM, once or twice."""
     number = world.random.choice((signal.SIGINT, signal.SIGTERM))
     for rank in world.ranks:
         rank.heeds_term = world.random.random() < 0.5
@@ -287,7 +287,7 @@ def launcher_signalled(world: World) -> Expected:
 
 
 def _saves(world: World, in_s: float) -> None:
-    """All workers save and end, a while after worker 0 was told; servers end with them."""
+    """Lets all workers save and end, a while after worker 0 is notified; servers end with them."""
 
     def saved() -> None:
         world.tell(world.ranks[0], {"kind": "preempted", "step": 3})
@@ -299,7 +299,7 @@ def _saves(world: World, in_s: float) -> None:
 
 
 def is_preempted(world: World) -> Expected:
-    """The launcher gets SIGTERM, and the workers save in time."""
+    """Sends the launcher SIGTERM; the workers save in time."""
     in_s = (SAVE_S - 4) * world.random.random()
     _saves(world, in_s)
     world.take(SignalReceived(signal.SIGTERM))
@@ -307,20 +307,20 @@ def is_preempted(world: World) -> Expected:
 
 
 def is_preempted_and_stays(world: World) -> Expected:
-    """The workers of a preempted job save, and their scripts do not end."""
+    """Preempts a job whose workers save, but whose scripts do not end."""
     world.saving = lambda: world.tell(world.ranks[0], {"kind": "preempted", "step": 3})
     world.take(SignalReceived(signal.SIGTERM))
     return _ends(75, "preempted at step 3, saved", SAVE_S)
 
 
 def is_preempted_in_vain(world: World) -> Expected:
-    """The workers of a preempted job do not come to save."""
+    """Preempts a job whose workers never save."""
     world.take(SignalReceived(signal.SIGTERM))
     return _ends(143, "the launcher got SIGTERM, and the workers have not saved within 10 s", SAVE_S)
 
 
 def is_preempted_twice(world: World) -> Expected:
-    """Another signal comes before the workers of a preempted job have saved."""
+    """Sends another signal before the workers of a preempted job have saved."""
     in_s = 4 * world.random.random()
     world.take(SignalReceived(signal.SIGTERM))
     world.at(world.now_s + in_s, world.take, SignalReceived(world.random.choice((signal.SIGINT, signal.SIGTERM))))
@@ -328,7 +328,7 @@ def is_preempted_twice(world: World) -> Expected:
 
 
 def is_killed_while_preempted(world: World) -> Expected:
-    """A worker is killed while the others save."""
+    """Kills a worker while the others save."""
     rank = _pick(world)
     world.take(SignalReceived(signal.SIGTERM))
     in_s = 0.5 + 5 * world.random.random()
@@ -337,19 +337,19 @@ def is_killed_while_preempted(world: World) -> Expected:
 
 
 def launcher_unread(world: World) -> Expected:
-    """Nobody reads the launcher's output any more."""
+    """Closes the reader of the launcher's output."""
     world.take(ReaderGone())
     return _ends(141, "")
 
 
 def launcher_killed(world: World) -> Expected:
-    """The launcher is killed."""
+    """Kills the launcher."""
     world.kill_launcher()
     return _ends(None, "", 0.0, LIMITS.unheard_s)
 
 
 def launcher_stopped(world: World) -> Expected:
-    """The launcher is stopped for good."""
+    """Stops the launcher for good."""
     for rank in world.ranks:
         rank.heeds_term = world.random.random() < 0.5
     world.launcher = "stopped"
@@ -362,7 +362,7 @@ def launcher_stopped(world: World) -> Expected:
 
 
 def ends_early(world: World) -> Expected:
-    """A worker ends its loop before the others."""
+    """Lets a worker end its loop before the others."""
     rank = _pick_worker(world)
     world.tell(world.ranks[rank], {"kind": "finished", "runs": 3})
     _others_wait(world, rank)
@@ -370,7 +370,7 @@ def ends_early(world: World) -> Expected:
 
 
 def fetches_otherwise(world: World) -> Expected:
-    """A worker is in another fetch."""
+    """Puts a worker into another fetch."""
     rank = _pick_worker(world)
     _others_wait(world, rank)
     world.enter_run(world.ranks[rank], "loss", "other")
@@ -378,7 +378,7 @@ def fetches_otherwise(world: World) -> Expected:
 
 
 def is_a_run_apart(world: World) -> Expected:
-    """A worker caught a failed run and is in the next."""
+    """Lets a worker catch a failed run and begin the next."""
     rank = _pick_worker(world)
     _others_wait(world, rank)
     world.enter_run(world.ranks[rank], failures=("run 3: x",))
@@ -408,14 +408,14 @@ FAULTS: tuple[Fault, ...] = (
     *(ends_early, fetches_otherwise, is_a_run_apart, cut_from_the_start, supervisor_stopped_after_a_hold),
 )
 SAVING = (is_preempted, is_preempted_and_stays, is_preempted_in_vain, is_preempted_twice, is_killed_while_preempted)
-"""Faults of jobs that write checkpoints: what else may happen when their launcher gets a signal."""
+"""Further faults of jobs that write checkpoints, injected in place of a signal to the launcher."""
 ALONE = (ends_early, fetches_otherwise, is_a_run_apart)
 """Faults that need two workers."""
 _SHAPES = ((0,), (0, 0), (0, 0), (0, 1), (0, 1), (0, 0, 1), (0, 1, 1), (0, 1, 2), (1, 2), (1, 1))
 
 
 def world_of(seed: int, watching: bool = False) -> tuple[World, Fault]:
-    """The job of a seed, and the fault that it shall meet."""
+    """Returns the job of a seed, and the fault to inject into it."""
     random = Random(seed)
     hosts = random.choice(_SHAPES)
     workers = max(1, len(hosts) - (random.random() < 0.3))

@@ -1,8 +1,8 @@
-"""Faults that meet the workers of a script's fits: kills and stops of workers, supervisors and mpirun.
+"""Injects faults into a script's fits: kills and stops of workers, supervisors and mpirun.
 
-The script fits one model again and again. A fault comes in a fit, in a callback, or between two fits. Then the fit ends
-with an exception whose cause was printed, or it goes on, and gives what plain Keras gives. When the
-script has ended, nothing of it is left.
+The script fits one model repeatedly. A fault comes in a fit, in a callback, or between two fits. The fit must then fail
+with an exception whose cause was printed, or continue with the same results as plain Keras. When the script has ended,
+no process of it may be left.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class FitFault:
-    """A fault.
+    """A fault to inject.
 
     Attributes:
         victim: one of `VICTIMS`.
-        number: of the signal that it gets.
+        number: of the signal sent to it.
         moment: one of `MOMENTS`.
-        restarts: how often the job may be started again.
-        after_s: seconds after which a fault in a fit comes.
+        restarts: number of restarts that the job may make.
+        after_s: delay of a fault in a fit, in seconds.
     """
 
     victim: str
@@ -57,7 +57,7 @@ class FitFault:
 
     @staticmethod
     def draw(seed: int) -> FitFault:
-        """The fault of a seed."""
+        """Draws the fault of a seed."""
         random = Random(seed)
         return FitFault(
             random.choice(VICTIMS),
@@ -72,12 +72,12 @@ class FitFault:
         return f"{name} to {self.victim}, {self.moment}, {self.restarts} restarts"
 
     def is_named(self, text: str) -> bool:
-        """Whether a message names who has failed."""
+        """Returns whether a message names the failed process."""
         return any(name in text for name in _NAMED[self.victim])
 
 
 def run_all(number: int, first: int) -> int:
-    """Injects faults, with seeds from `first` on, into a script's fits, and prints what was wrong; 0 if nothing."""
+    """Injects faults with seeds from `first` on and prints the problems; returns 0 if there are none."""
     with tempfile.TemporaryDirectory(prefix="parallax-faults-") as folder:
         job = RunningJob(
             Path(folder), Path(folder).name, ["ops.faults.fits", str(first), str(number)], None, shows=True
@@ -94,7 +94,7 @@ def run_all(number: int, first: int) -> int:
 
 
 def main() -> int:
-    """The script: fits a model once for each fault."""
+    """Runs the script, which fits a model once for each fault."""
     import keras
 
     import parallax.entry.background_job
@@ -125,12 +125,12 @@ def main() -> int:
         problem = _try(fault, fit, expected)
         print(f"seed {seed}, {fault}: {problem or f'{time.monotonic() - began_s:.1f} s'}", flush=True)
         wrong += bool(problem)
-    print(f"wrong: {wrong} of {number}", flush=True)
+    print(f"failed: {wrong} of {number}", flush=True)
     return int(bool(wrong))
 
 
 def _try(fault: FitFault, fit: Callable[[list[Any]], list[Any]], expected: list[Any]) -> str:
-    """What is wrong when a fault meets a fit, and after it; empty where nothing is."""
+    """Injects a fault into a fit, and fits again; returns any problem, or empty."""
     import keras
 
     import parallax.keras
@@ -154,22 +154,22 @@ def _try(fault: FitFault, fit: Callable[[list[Any]], list[Any]], expected: list[
             if fault.restarts and fault.moment != "between":
                 return f"failed with status {failed.status}: {text()}"
             if not fault.is_named(text()):
-                return f"said {text()}"
+                return f"printed {text()}"
             found = fit([])
         if not wait(lambda: bool(came), 2 * _LONGEST_S) or "nobody" in came:
-            return f"start: nobody was there: {came}"
-        parallax.keras.close()  # of workers that were stopped as they had nothing to do any more
+            return f"start: no victim was found: {came}"
+        parallax.keras.close()  # of workers that were stopped while idle
     return _differences(found, expected) or _differences(fit([]), expected)
 
 
 def _differences(found: list[Any], expected: list[Any]) -> str:
-    """Where values are not those of plain Keras."""
+    """Compares values with those of plain Keras; returns the difference, or empty."""
     most = max(float(np.max(np.abs(np.subtract(one, other)))) for one, other in zip(found, expected, strict=True))
     return "" if most <= _TOLERANCE else f"values differ by {most}"
 
 
 def _hit(fault: FitFault) -> str:
-    """Sends the signal to the victim, the first of its kind below this process."""
+    """Sends the signal to the first descendant of the victim's kind; returns the kind, or `nobody`."""
     for one in sorted(_processes_below(), key=lambda one: one.pid):
         kind = "mpirun" if one.is_mpirun else "supervisor" if one.is_agent else f"worker {one.rank}"
         if kind == fault.victim:
@@ -186,7 +186,7 @@ def _processes_below() -> Iterator[Seen]:
 
 @contextmanager
 def _capture_stderr() -> Iterator[Callable[[], str]]:
-    """Within it, what is written to stderr goes to a file first; gives a function that returns the end of it."""
+    """Collects stderr in a file inside the `with` block; yields a function that returns the end of the text."""
     before = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)

@@ -1,4 +1,4 @@
-"""Faults that a job outlives by itself: a lost copy of a worker, and a second job in its folder of checkpoints."""
+"""Faults that a job survives without a restart: a lost copy of a worker, and a second job in its checkpoint folder."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 
 from ops.faults.running_job import RunningJob, wait
 
-_IMAGE = "parallax-image"  # how the kernel calls the copy of a process that a checkpoint is written from
+_IMAGE = "parallax-image"  # process name of the copy of a worker that a checkpoint is written from
 _SKIPPED = "is skipped: worker"
 _REFUSED = "only one job may use a folder at a time"
-_LOOK_S = 0.005  # a small checkpoint is written within some hundredths of a second
+_LOOK_S = 0.005  # a small checkpoint is written within a few hundredths of a second
 _LIMIT_S = 180.0
 _SHOWN = 2000
 
 
 def lose_image(job: RunningJob, number: int) -> str:
-    """Sends a signal to a copy that a checkpoint is written from, until a checkpoint is skipped for it.
+    """Signals the copies that checkpoints are written from, until a checkpoint is skipped.
 
     Args:
-        job: with ranks that train.
-        number: SIGKILL, or SIGSTOP, which a limit of the job finds out.
+        job: a job whose ranks train.
+        number: SIGKILL, or SIGSTOP, which the job detects by a time limit.
 
     Returns:
-        What was wrong; empty when a checkpoint was skipped.
+        The problem; empty if a checkpoint was skipped.
     """
     ranks = {one.pid for one in job.seen() if one.rank is not None and not one.is_agent}
     before, until_s = job.said().count(_SKIPPED), time.monotonic() + _LIMIT_S
@@ -37,32 +37,32 @@ def lose_image(job: RunningJob, number: int) -> str:
         if image is None:
             time.sleep(_LOOK_S)
             continue
-        with contextlib.suppress(ProcessLookupError):  # it was read to its end meanwhile
+        with contextlib.suppress(ProcessLookupError):  # it has been read and has ended meanwhile
             os.kill(image, number)
         if not wait(partial(_is_gone, image), _LIMIT_S):
-            return f"the copy {image} is still there"
+            return f"the copy, process {image}, still exists"
         if wait(lambda: job.said().count(_SKIPPED) > before, 1.0):
             return ""
     return "no checkpoint was skipped"
 
 
 def start_second_job(folder: Path, checkpoints: Path, is_there: Callable[[], bool]) -> str:
-    """Starts another job in the same folder of checkpoints, on this machine; it must be refused.
+    """Starts a second job with the same checkpoint folder, on this machine. It must be refused.
 
     Args:
-        folder: for what that job prints.
-        checkpoints: the folder.
-        is_there: whether the first job still runs.
+        folder: for the second job's output.
+        checkpoints: the checkpoint folder.
+        is_there: returns whether the first job still runs.
 
     Returns:
-        What was wrong; empty when the second job was refused by the first one's name.
+        The problem; empty if the second job was refused while the first one ran.
     """
     folder.mkdir()
     argv = ["ops.faults.training", str(folder), "local", "workers", str(checkpoints)]
     second = RunningJob(folder, str(folder), argv, None)
     try:
         if not wait(lambda: second.process.poll() is not None, _LIMIT_S):
-            return f"the second job runs: {second.said()[-_SHOWN:]}"
+            return f"the second job was not refused: {second.said()[-_SHOWN:]}"
         if not is_there():
             return "the first job ended"
         is_refused = second.process.returncode == 1 and _REFUSED in second.said()
@@ -72,7 +72,7 @@ def start_second_job(folder: Path, checkpoints: Path, is_there: Callable[[], boo
 
 
 def _images(parents: Iterable[int]) -> list[int]:
-    """The copies of some processes."""
+    """Returns the live copies of some processes."""
     wanted = set(parents)
     found = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
     return [pid for pid in found if _is_image(pid) and _parent(pid) in wanted]
@@ -102,4 +102,4 @@ HARMLESS = {
     "image killed": lambda job: lose_image(job, signal.SIGKILL),
     "image stopped": lambda job: lose_image(job, signal.SIGSTOP),
 }
-"""What is done to a job, by the fault's name; each gives what was wrong."""
+"""Fault -> function that injects it into a job and returns any problem."""

@@ -18,12 +18,12 @@ LIMITS = Limits(beat_s=0.5, stopped_s=2.0, silent_s=5.0, word_s=0.5, unheard_s=6
 
 
 def launch_within(limits: Limits, launch: Callable[..., JobEnd], job: Job, *streams: Any) -> JobEnd:
-    """Launches a job with other limits of silence; gives its end on. `streams` are further arguments of `launch`."""
+    """Launches a job with other silence limits; returns its end. `streams` are further arguments of `launch`."""
     return launch(replace(job, limits=limits), *streams)
 
 
 def main() -> int:
-    """Runs the job; gives its exit status."""
+    """Runs the job; returns its exit status."""
     mark, where = sys.argv[1:]
     cluster = local_cluster(sum(TINY[0].workers), "") if where == "local" else parse_resource_file(where)
     return launch(Job(("-m", "ops.faults.sleeper", mark), cluster, limits=LIMITS)).status

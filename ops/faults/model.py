@@ -1,9 +1,9 @@
-"""A simulated job: supervisors and launcher are the real state machines; clock, processes, mpirun and network are not.
+"""A simulated job: the real state machines of supervisors and launcher, and models of everything around them.
 
-What is modelled of mpirun and the kernel is what real jobs showed: mpirun ends ranks by SIGTERM and a second later by
-SIGKILL, waits for daemons that it cannot reach, and names supervisors that were killed; the kernel signals children of
-dead parents. Host 0 has the launcher and mpirun; every other host has a daemon. A schedule is random numbers of one
-seed, so it replays.
+Clock, processes, mpirun and network are models, which follow observations of real jobs. mpirun ends ranks by SIGTERM
+and a second later by SIGKILL, waits for daemons that it cannot reach, and names supervisors that were killed. The
+kernel signals the children of dead parents. Host 0 runs the launcher and mpirun; every other host runs a daemon. A seed
+determines all random numbers of a schedule, so schedules replay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STALL_S = (5.0, 9.0)
 LOOK_S = 0.5
 MPIRUN_GRACE_S = 1.0
 LAST_WORDS_S = 1.0
-SAVE_S = 10.0  # a preempted job's grace
+SAVE_S = 10.0  # a preempted job's grace period
 END_S = 90.0  # by then every schedule has ended
 RULE = "-" * 74
 NEVER = float("inf")
@@ -35,7 +35,7 @@ NEVER = float("inf")
 
 @dataclass(eq=False, slots=True)
 class Rank:
-    """A rank: its supervisor, and the worker's process as the kernel and the others see it."""
+    """A rank: its supervisor, and the worker's process as seen from outside."""
 
     number: int
     host: int
@@ -47,20 +47,20 @@ class Rank:
     frozen: bool = False
     beats: bool = True
     computes: bool = True
-    starved: bool = False  # it could run, and gets no processor
+    starved: bool = False  # runnable, but gets no processor
     heeds_term: bool = True
     doing: dict[str, Any] = field(default_factory=lambda: {"runs": 3, "fetch": "", "seconds": 0.0})
     sent_s: float = 0.0
 
 
 class World:
-    """A job and its surroundings, of which `now_s` is the time.
+    """A job and its environment; `now_s` is the simulated time.
 
     Args:
-        random: of the schedule.
+        random: the schedule's random numbers.
         hosts: the host of each rank, ascending from 0.
-        workers: ranks that are workers; servers follow.
-        watching: whether what happens is kept in `trace`.
+        workers: number of ranks that are workers; the others are servers.
+        watching: whether events are recorded in `trace`.
         saves: whether the workers write checkpoints.
     """
 
@@ -77,10 +77,10 @@ class World:
         names = tuple(f"rank {rank}" for rank in range(len(hosts)))
         by_rank = tuple(f"h{host}" for host in hosts)
         self.job = job_machine.new_job(names, by_rank, workers, self.stall_s, LIMITS, 0.0, SAVE_S if saves else None)
-        self.saving: Callable[[], None] = lambda: None  # what worker 0 does when it is told of a preemption
+        self.saving: Callable[[], None] = lambda: None  # called when worker 0 is notified of a preemption
         self.ranks = [Rank(n, host, rank_machine.SupervisorState(n, 0.0, LIMITS)) for n, host in enumerate(hosts)]
         self.launcher = self.mpirun = "up"
-        self.held_until_s = 0.0  # the launcher waits for who reads its output
+        self.held_until_s = 0.0  # until then the launcher blocks on unread output
         self.daemons = {host: "up" for host in hosts if host}
         self.cut: set[int] = set()
         self.ending: Ending | None = None
@@ -91,16 +91,16 @@ class World:
         self._mpirun_done_s = NEVER
 
     def at(self, time_s: float, what: Callable[..., object], *arguments: Any) -> None:
-        """Has something happen later."""
+        """Schedules a call."""
         self._number += 1
         heapq.heappush(self._heap, (time_s, self._number, what, arguments))
 
     def soon(self, what: Callable[..., object], *arguments: Any) -> None:
-        """Has something happen after a short random time."""
+        """Schedules a call after a short random delay."""
         self.at(self.now_s + 0.01 + 0.04 * self.random.random(), what, *arguments)
 
     def run(self) -> None:
-        """Lets the job run until nothing of it is left, or for `END_S`."""
+        """Runs the job until no process of it is left, or for `END_S`."""
         for rank in self.ranks:
             self.at(0.2 * self.random.random(), self._start, rank)
         self.at(LOOK_S, self._look)
@@ -110,18 +110,18 @@ class World:
             what(*arguments)
 
     def is_over(self) -> bool:
-        """Whether nothing is left."""
+        """Returns whether no process is left."""
         return self.launcher in ("ended", "dead") and not self.left()
 
     def left(self) -> list[str]:
-        """What is left of the job besides the launcher."""
+        """Returns the remaining processes of the job, without the launcher."""
         found = [f"worker {rank.number}" for rank in self.ranks if rank.status is None]
         found += [f"supervisor {rank.number}" for rank in self.ranks if rank.has_supervisor]
         found += [f"daemon {host}" for host, state in self.daemons.items() if state != "dead"]
         return found if self.mpirun == "dead" else [*found, "mpirun"]
 
     def note(self, text: str) -> None:
-        """Keeps what happened."""
+        """Records an event."""
         if self._watching:
             self.trace.append(f"{self.now_s:7.3f} {text}")
 
@@ -156,16 +156,16 @@ class World:
     def enter_run(
         self, rank: Rank, fetch: str = "train", collectives: str = "d", failures: tuple[str, ...] = ()
     ) -> None:
-        """A worker begins a run that lasts."""
+        """Lets a worker begin a long run."""
         rank.doing = {"runs": 3, "fetch": fetch, "seconds": 0.0, "collectives": collectives, "failures": failures}
 
     def tell(self, rank: Rank, message: dict[str, Any]) -> None:
-        """A worker tells the launcher something."""
+        """Sends a message from a worker to the launcher."""
         if rank.status is None and not rank.stopped and not rank.frozen and not rank.supervisor_stopped:
             self._send(rank, Control(rank.number, message))
 
     def end_worker(self, rank: Rank, status: int) -> None:
-        """A worker ends."""
+        """Ends a worker."""
         if rank.status is None:
             self.note(f"worker {rank.number} ends with {status}")
             rank.status = status
@@ -176,7 +176,7 @@ class World:
             self._step(rank, rank_machine.WorkerEnded(rank.status or 0))
 
     def signal_supervisor(self, rank: Rank, number: int) -> None:
-        """A supervisor gets a signal."""
+        """Sends a supervisor a signal."""
         if not rank.has_supervisor:
             return
         if number == signal.SIGKILL:
@@ -194,7 +194,7 @@ class World:
     def _supervisor_gone(self, rank: Rank) -> None:
         rank.has_supervisor = False
         self.note(f"supervisor {rank.number} is gone")
-        self.at(self.now_s + 0.1, self._check_mpirun)  # it first sends on what the rank has written
+        self.at(self.now_s + 0.1, self._check_mpirun)  # mpirun first forwards the rank's output
 
     def _step(self, rank: Rank, event: rank_machine.SupervisorEvent) -> None:
         kill_s = rank.state.kill_s
@@ -208,7 +208,7 @@ class World:
                 self._signal_worker(rank, action.number)
             elif isinstance(action, rank_machine.TellPreemption):
                 if rank.number == 0 and rank.status is None:
-                    self.note("worker 0 is told of a preemption")
+                    self.note("worker 0 is notified of a preemption")
                     self.saving()
             else:
                 self._leave(rank, action)
@@ -218,7 +218,7 @@ class World:
             self._step(rank, rank_machine.TimePassed())
 
     def _signal_worker(self, rank: Rank, number: int) -> None:
-        self.note(f"worker {rank.number} gets {number}")
+        self.note(f"worker {rank.number} receives signal {number}")
         if number == signal.SIGKILL or (rank.heeds_term and not rank.stopped and not rank.frozen):
             self.end_worker(rank, -number)
 
@@ -249,7 +249,7 @@ class World:
         return not rank.host or (self.daemons[rank.host] == "up" and rank.host not in self.cut)
 
     def _send(self, rank: Rank, frame: Frame) -> None:
-        """A frame on its way to the launcher; those of one rank keep their order."""
+        """Sends a frame to the launcher with a random delay; the frames of one rank stay in order."""
         if rank.host and self.daemons[rank.host] == "dead" or not rank.host and self.mpirun == "dead":
             if not rank.state.orphaned:
                 self._step(rank, rank_machine.ReaderGone())
@@ -269,7 +269,7 @@ class World:
             self.at(self.now_s + LIMITS.word_s, self._word)
 
     def _pass_on(self, word: rank_machine.SupervisorEvent) -> None:
-        """The launcher's word on its way to all supervisors."""
+        """Sends the launcher's message to all supervisors that mpirun reaches."""
         for rank in self.ranks:
             if self.mpirun == "up" and self._reaches(rank):
                 self.soon(self._hears, rank, word)
@@ -279,8 +279,8 @@ class World:
             self._step(rank, word)
 
     def signal_mpirun(self, number: int) -> None:
-        """A signal for mpirun."""
-        self.note(f"mpirun gets {number}")
+        """Sends mpirun a signal."""
+        self.note(f"mpirun receives signal {number}")
         if number == signal.SIGKILL:
             self.kill_mpirun()
         elif number == PREEMPTION:
@@ -316,13 +316,13 @@ class World:
             self.soon(self._check_mpirun)
 
     def _check_mpirun(self) -> None:
-        """The end of mpirun, when all that it has started has ended."""
+        """Ends mpirun if all processes that it has started have ended."""
         if self.mpirun != "up" or any(rank.has_supervisor and self._reaches(rank) for rank in self.ranks):
             return
         if any(host in self.cut or daemon == "stopped" for host, daemon in self.daemons.items()):
-            return  # it waits for their daemon's word
+            return  # mpirun waits for the daemon's message
         on_its_way_s = max(rank.sent_s for rank in self.ranks)
-        if self.now_s <= on_its_way_s:  # what ranks have written is sent on first
+        if self.now_s <= on_its_way_s:  # mpirun first forwards the ranks' output
             self.at(on_its_way_s + 0.01, self._check_mpirun)
             return
         self.daemons = dict.fromkeys(self.daemons, "dead")
@@ -333,7 +333,7 @@ class World:
             self.mpirun, self._mpirun_status, self._mpirun_done_s = "dead", status, self.now_s
 
     def kill_mpirun(self) -> None:
-        """Somebody kills mpirun."""
+        """Kills mpirun."""
         if self.mpirun == "dead":
             return
         self.note("mpirun is killed")
@@ -346,7 +346,7 @@ class World:
                 self.at(self.now_s + 0.1, self._daemon_ends, host)
 
     def kill_daemon(self, host: int) -> None:
-        """Somebody kills the daemon of mpirun on a host."""
+        """Kills mpirun's daemon on a host."""
         if self.daemons[host] == "dead":
             return
         self.note(f"daemon {host} is killed")
@@ -361,7 +361,7 @@ class World:
     # --- the launcher ---
 
     def take(self, event: job_machine.JobEvent) -> None:
-        """The launcher notices something."""
+        """Passes an event to the launcher."""
         if self.launcher == "up":
             self.job, actions = job_machine.step(self.job, event, self.now_s)
             for action in actions:
@@ -388,11 +388,11 @@ class World:
             self.ending = self.job.ending(self._mpirun_status, lambda rank: [])
             self.launcher, self.ended_s = "ended", self.now_s
             for rank in self.ranks:
-                if not rank.host:  # it kills what is left on its own host
+                if not rank.host:  # the launcher kills the remaining processes of its own host
                     self._kill_supervisor(rank)
                     self.end_worker(rank, -signal.SIGKILL)
 
     def kill_launcher(self) -> None:
-        """The launcher is killed; the kernel tells mpirun."""
+        """Kills the launcher; the kernel signals mpirun."""
         self.launcher = "dead"
         self.signal_mpirun(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Draws from a seed what a real trial is: which job it runs, where, which fault meets which process, and when."""
+"""Draws a real trial from a seed: the job, where it runs, the fault, its victim, and its time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _HOSTS_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that is done to a job.
+    """A fault to inject into a job.
 
     Attributes:
         victim: `worker`, `server`, `agent`, `mpirun`, `daemon`, `launcher`, `link`, `disk`, `image` or `folder`.
         number: the signal.
-        status: the job's exit status; None when the launcher cannot give one.
-        words: what its message begins with, as a pattern; NAME is the victim's.
-        how: what happens to the victim before the launcher gets the signal; empty where the victim gets it.
+        status: the job's expected exit status; None if the launcher cannot return one.
+        words: pattern of the start of its message; NAME stands for the victim's name.
+        how: what happens to the victim before the launcher is signalled; empty if the victim is signalled.
     """
 
     victim: str
@@ -59,35 +59,35 @@ OF_OTHERS = (
     Fault("launcher", signal.SIGSTOP, None, ""),
 )
 OF_TRAINING = {"the launcher got SIGTERM": Fault("launcher", signal.SIGTERM, 75, r"preempted at step \d+, saved")}
-"""What comes instead of the faults that say so, where there are checkpoints."""
+"""Message of a fault -> the fault that replaces it in jobs with checkpoints."""
 OF_HOSTS = (
     Fault("daemon", signal.SIGKILL, 1, _LOST),
     Fault("daemon", signal.SIGSTOP, 1, _LOST),
     Fault("link", 0, 1, _LOST, "cut"),
 )
-"""Those that need a host besides the launcher's."""
+"""Faults that need a second host."""
 _ENDED = (signal.SIGINT, 130, "the launcher got SIGINT")
 OF_DISKS = (Fault("disk", *_ENDED, "full"),)
-"""The disk with the checkpoints is full for a while, which harms no training; then the job is ended by a signal."""
+"""The checkpoint disk is full for a while, which training survives; then a signal ends the job."""
 OF_CHECKPOINTS = (
     Fault("image", *_ENDED, "killed"),
     Fault("image", *_ENDED, "stopped"),
     Fault("folder", *_ENDED, "second job"),
 )
 """The copy of a worker that a checkpoint is written from is lost, or a second job is started in the same folder.
-Training goes on and writes the next checkpoint; then the job is ended by a signal."""
+Training continues and writes the next checkpoint; then a signal ends the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of a trial.
+    """A trial's job.
 
     Attributes:
         kind: `tiny`, without TensorFlow, or how the model trains: `workers`, `servers`, `asynchronous`.
-        workers: on each host; on one host, it is this machine.
-        servers: how many there are of them.
-        ready_s: seconds within which all ranks run.
-        moments_s: the fault comes between these, after that.
+        workers: number on each host; a single host is this machine.
+        servers: number of servers.
+        ready_s: time limit for the start of all ranks.
+        moments_s: range of the fault's time, counted from the start of all ranks.
     """
 
     kind: str
@@ -98,12 +98,12 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """Workers and servers."""
+        """Number of workers and servers."""
         return sum(self.workers) + self.servers
 
 
 TINY = (Job("tiny", (3,), 0, 60.0, (2.0, 5.0)), Job("tiny", (1, 2), 0, 60.0, (2.0, 5.0)))
-# The first seconds are its start: imports, the graph, initial values.
+# The first seconds cover the start: imports, the graph, initial values.
 TRAINING = (
     Job("workers", (2,), 0, 180.0, (2.0, 30.0)),
     Job("servers", (2,), 1, 180.0, (2.0, 30.0)),
@@ -118,7 +118,7 @@ TRAINING_ON_HOSTS = (
 
 @dataclass(frozen=True, slots=True)
 class RandomTrial:
-    """A trial: a job, a fault, and the rank that it meets where it meets one."""
+    """A trial: a job, a fault, the rank of its victim if that is a rank, and its time."""
 
     job: Job
     fault: Fault
@@ -132,7 +132,7 @@ class RandomTrial:
 
     @property
     def name(self) -> str:
-        """How messages call the victim, as a pattern."""
+        """Pattern of the victim's name in messages."""
         workers = sum(self.job.workers)
         if self.rank >= workers:
             return rf"server {self.rank - workers} on host \S+"
@@ -144,7 +144,7 @@ class RandomTrial:
 
 
 def draw_trial(random: Random, has_lab: bool) -> RandomTrial:
-    """The trial of a seed."""
+    """Draws a trial."""
     trains, on_hosts = random.random() < _TRAINING_SHARE, random.random() < _HOSTS_SHARE and has_lab
     if trains:
         job = random.choice(TRAINING_ON_HOSTS if on_hosts else TRAINING)
@@ -159,6 +159,6 @@ def draw_trial(random: Random, has_lab: bool) -> RandomTrial:
     ranks, workers = job.ranks, sum(job.workers)
     rank = random.randrange(*{"worker": (0, workers), "server": (workers, ranks)}.get(fault.victim, (0, ranks)))
     if on_hosts and fault.victim == "agent" and fault.number == signal.SIGSTOP:
-        # Alone on its host a supervisor cannot be told from the host; its neighbour tells them apart.
+        # A supervisor alone on its host cannot be distinguished from the host, so the victim has a neighbour.
         rank = max(rank, 1)
     return RandomTrial(job, fault, rank, random.uniform(*job.moments_s))

@@ -1,7 +1,7 @@
-"""Real jobs with real faults at random moments: kills, stops and signals of any process, cut links and full disks.
+"""Injects real faults into real jobs at random times: kills, stops and signals of any process, cut links, full disks.
 
-Jobs run on this machine, and, where root can make an emulated cluster, on its hosts too. What is looked for at the end:
-the job's exit status and message, processes of the job wherever they run, and what Open MPI keeps in files.
+Jobs run on this machine and, if root can make an emulated cluster, on its hosts too. At the end, a trial checks the
+job's exit status and message, and that no process of the job and no file of Open MPI is left on any host.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _EMPTY_S = 30.0  # from the launcher's end
 _SHOWN = 2000
 _WORDS = 80
 KINDS = ("start", "hangs", "status", "said", "left", "disk", "image", "folder")
-"""How what was wrong begins."""
+"""First words of the problems."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a job with a fault went: what was wrong, empty when nothing was, and seconds from the fault to its end."""
+    """The result of a job with an injected fault: the problem, or empty, and the seconds from the fault to its end."""
 
     what: str
     seconds: float
 
 
 def run_all(number: int, first: int) -> int:
-    """Runs `number` trials from seed `first` on, and prints what was wrong and how long ends took; 0 if all is well."""
+    """Runs `number` trials from seed `first` on and prints problems and times; returns 0 if there are no problems."""
     reason = why_not()
     if reason:
-        print(f"Jobs of this machine only, for no emulated cluster can be made: {reason}.")
+        print(f"Jobs run on this machine only, because no emulated cluster can be made: {reason}.")
     trials, ran = [], []
     with contextlib.ExitStack() as ends:
         lab = None if reason else ends.enter_context(Lab(2))
@@ -64,14 +64,12 @@ def run_all(number: int, first: int) -> int:
         if seconds:
             median_s, worst_s = statistics.median(seconds), max(seconds)
             kind = "with TensorFlow" if training else "without TensorFlow"
-            print(
-                f"{len(seconds)} jobs {kind}; from the fault to the end {median_s:.1f} s median, {worst_s:.1f} worst."
-            )
+            print(f"{len(seconds)} jobs {kind}; from fault to end: median {median_s:.1f} s, worst {worst_s:.1f} s.")
     return 1 if any(trial.what for trial in trials) else 0
 
 
 class _RealTrial:
-    """A job that runs."""
+    """A running job, and the fault to inject into it."""
 
     def __init__(self, folder: Path, what: RandomTrial, lab: Lab | None) -> None:
         self._what = what
@@ -87,16 +85,16 @@ class _RealTrial:
         self._job = RunningJob(folder, folder.name, argv, lab)
 
     def inject(self) -> Trial:
-        """Waits for a moment, does what the fault says, and looks how the job ends."""
+        """Injects the fault after its delay, and checks how the job ends."""
         fault, job = self._what.fault, self._what.job
         try:
             if not wait(self._is_there, job.ready_s) or self._job.process.poll() is not None:
-                return Trial(f"start: not all ranks came: {self._running()}: {self._said()}", 0.0)
+                return Trial(f"start: not all ranks started: {self._running()}: {self._said()}", 0.0)
             time.sleep(self._what.after_s)
             if fault.victim == "disk" and (wrong := self._disk.fill_and_free(self._said)):
                 return Trial(f"disk {wrong}: {self._said()}", 0.0)
             if fault.victim in ("image", "folder") and (wrong := self._meets_harmless()):
-                return Trial(f"{fault.victim} {wrong}: {self._said()}", 0.0)
+                return Trial(f"{fault.victim}: {wrong}: {self._said()}", 0.0)
             began_s = time.monotonic()
             self._hit()
             if fault.status is None:
@@ -115,18 +113,18 @@ class _RealTrial:
             self._disk.close()
 
     def _meets_harmless(self) -> str:
-        """Does what a job outlives by itself, and waits for the next checkpoint; gives what was wrong."""
+        """Injects a harmless fault and waits for the next checkpoint; returns any problem."""
         fault = self._what.fault
         if not self._disk.has_next():
-            return "no checkpoint came before"
+            return "no checkpoint was written before the fault"
         if fault.victim == "folder":
             wrong = start_second_job(self._folder / "second", self._disk.folder, self._is_there)
         else:
             wrong = HARMLESS[str(fault)](self._job)
-        return wrong or ("" if self._disk.has_next() else "no checkpoint came afterwards")
+        return wrong or ("" if self._disk.has_next() else "no checkpoint was written after the fault")
 
     def _is_there(self) -> bool:
-        """Whether all ranks run; nothing more is waited for when the launcher has ended."""
+        """Returns whether all ranks run or the launcher has ended."""
         for one in self._job.seen():
             self._scratch.update(scratch_patterns(one.environment))
         return self._job.process.poll() is not None or len(self._pids("worker")) == self._what.job.ranks
@@ -142,9 +140,9 @@ class _RealTrial:
             return ""
         said, status = self._said(), self._job.process.returncode
         if (128 - status if status < 0 else status) != fault.status:
-            return f"status {status} and not {fault.status}: {said}"
+            return f"status {status}, expected {fault.status}: {said}"
         pattern = "^parallax: " + fault.words.replace("NAME", self._what.name)
-        # What it shows of the victim's own words may be longer than what is shown here.
+        # Searches all of stderr: the victim's output in it may be longer than `said`.
         return "" if re.search(pattern, self._job.said(), re.MULTILINE) else f"said {said}"
 
     def _said(self) -> str:
@@ -171,7 +169,7 @@ class _RealTrial:
                 os.kill(pid, signal.SIGKILL)
 
     def _pids(self, kind: str) -> dict[int, int]:
-        """The processes of a kind: rank -> number, or any key where there are no ranks."""
+        """Returns the processes of a kind: rank -> PID; a process without a rank has its PID as key."""
         if kind == "daemon":
             daemons = {rank: daemon_of(pid) for rank, pid in self._pids("agent").items()}
             return {rank: pid for rank, pid in daemons.items() if pid is not None}
@@ -185,11 +183,11 @@ class _RealTrial:
             }[kind]
             if is_kind:
                 key = one.pid if one.rank is None else one.rank
-                found[key] = min(one.pid, found.get(key, one.pid))  # a supervisor's guard comes after it
+                found[key] = min(one.pid, found.get(key, one.pid))  # a supervisor's guard starts after it
         return found
 
     def _running(self) -> list[str]:
-        """What runs of the job, and where in the kernel it waits."""
+        """Returns the job's processes and the kernel functions in which they wait."""
         found = []
         for one in self._job.seen():
             with contextlib.suppress(OSError):
@@ -198,7 +196,7 @@ class _RealTrial:
         return found
 
     def _files_left(self) -> list[str]:
-        """What Open MPI has left in temporary folders."""
+        """Returns the files that Open MPI has left in temporary folders."""
         found = [str(path) for path in self._job.own.iterdir()]
         for pattern in self._scratch:
             found += [str(path) for path in Path("/").glob(pattern.lstrip("/"))]
@@ -207,7 +205,7 @@ class _RealTrial:
         return sorted(set(found))
 
     def _clean(self) -> None:
-        """Removes what a job has left that had to be killed here, so that the next one is not blamed for it."""
+        """Removes the files of a job that was killed here, so that they are not attributed to the next one."""
         remove_scratch(self._scratch)
         if self._lab is not None:
             for name in self._lab.names:

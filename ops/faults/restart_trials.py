@@ -1,8 +1,8 @@
-"""Real jobs that are started again: several faults meet each at random moments, and it must end trained.
+"""Injects several faults at random times into real jobs that restart; each job must complete its training.
 
-What is looked for: that steps come again after every fault, that the job ends with status 0, that its variables and
-slots are those of a job without faults, bit by bit, and that nothing of it is left. A fault may also meet the spare
-job, which must harm nothing. Jobs run on this machine and, where root can make an emulated cluster, on its hosts too.
+Steps must resume after every fault. The job must end with status 0, its variables and slots must equal those of a job
+without faults bit by bit, and no process or file of it may be left. A fault may also hit the spare job, which must have
+no effect. Jobs run on this machine and, if root can make an emulated cluster, on its hosts too.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ops.lab import Lab, why_not
 from parallax.runtime.supervisor.processes import JOB_ID
 
 KINDS = ("hangs", "status", "values", "left", "outlived")
-"""How what was wrong begins."""
+"""First words of the problems."""
 _FAULTS_OF_A_JOB = 4
-_MOMENTS_S = (0.5, 12.0)  # after the first step since the fault before
+_MOMENTS_S = (0.5, 12.0)  # after the first step since the previous fault
 _HANG_S = 240.0
 _EMPTY_S = 30.0
 _SPARE_SHARE = 0.15
@@ -44,14 +44,14 @@ _JOBS = (("workers", "local"), ("servers", "local"), ("workers", "hosts"), ("ser
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """A fault that met a job.
+    """A fault injected into a job.
 
     Attributes:
-        what: the fault, and whom it met.
-        seconds: until the next step of a job that was started again; None where no such step came.
-        is_silent: the victim was stopped, which the limits of silence find out.
-        is_harmless: the job has no reason to be started again.
-        wrong: what was wrong with what the job does about it; empty when nothing was.
+        what: the fault and its victim.
+        seconds: until the next step of the restarted job; None if there was none.
+        is_silent: whether the victim was stopped, which the silence limits detect.
+        is_harmless: whether the job has no reason to restart.
+        wrong: the problem with the job's reaction; empty if there is none.
     """
 
     what: str
@@ -62,12 +62,12 @@ class InjectedFault:
 
 
 def run_all(number: int, first: int, at_a_time: int = 1) -> int:
-    """Injects `number` faults or a few more into jobs, with seeds from `first` on, and prints what was wrong.
+    """Injects `number` faults or a few more into jobs with seeds from `first` on, and prints the problems.
 
     Args:
         number: of faults.
-        first: the first seed; each job has the next one.
-        at_a_time: how many jobs run in parallel, each on hosts of its own.
+        first: the first seed; each job takes the next one.
+        at_a_time: number of jobs that run in parallel, each on hosts of its own.
     """
     reason = why_not()
     if reason:
@@ -81,12 +81,12 @@ def run_all(number: int, first: int, at_a_time: int = 1) -> int:
 
 
 class _Trials:
-    """Jobs that faults meet, one after the other in each thread that runs some.
+    """Jobs with injected faults; each thread runs its jobs one after the other.
 
     Args:
         number: of faults.
         first: the first seed.
-        folder: for what the jobs write.
+        folder: for the jobs' files.
         has_hosts: whether jobs run on emulated hosts too.
     """
 
@@ -94,7 +94,7 @@ class _Trials:
         self._number, self._folder, self._has_hosts = number, folder, has_hosts
         self._seeds = itertools.count(first)
         self._lock = threading.Lock()
-        self._expected = 0  # faults that have met jobs, or shall meet those that run
+        self._expected = 0  # faults injected, or planned for running jobs
         self._undisturbed: dict[tuple[str, str], Path] = {}
         self._undisturbed_lock = threading.Lock()
         self._injected: list[InjectedFault] = []
@@ -102,7 +102,7 @@ class _Trials:
         self._jobs = 0
 
     def run(self) -> None:
-        """Runs jobs until enough faults have met some."""
+        """Runs jobs until enough faults are injected."""
         with contextlib.ExitStack() as ends:
             lab = ends.enter_context(Lab(2)) if self._has_hosts else None
             while (seed := self._next()) is not None:
@@ -116,15 +116,15 @@ class _Trials:
                 self._note(f"seed {seed}, {kind}, {where}", found, what)
 
     def report(self) -> int:
-        """Prints how many faults there were, what was wrong, and how long steps kept away; 0 where nothing was."""
+        """Prints the number of faults, the problems, and the times to the next step; returns 0 if nothing failed."""
         struck, wrong = self._injected, self._wrong
-        print(f"{len(struck)} faults in {self._jobs} jobs, {self._jobs - len(wrong)} ended trained with equal values.")
+        print(f"{len(struck)} faults in {self._jobs} jobs; {self._jobs - len(wrong)} jobs trained to equal values.")
         print(", ".join(f"{kind}: {sum(what.startswith(kind) for what in wrong)}" for kind in KINDS))
-        for is_silent, name in ((False, "that tell of themselves"), (True, "that are found by silence")):
+        for is_silent, name in ((False, "noticed at once"), (True, "detected by silence")):
             seconds = [one.seconds for one in struck if one.seconds is not None and one.is_silent == is_silent]
             if seconds:
                 median_s, worst_s = statistics.median(seconds), max(seconds)
-                print(f"{len(seconds)} faults {name}; to the next step {median_s:.1f} s median, {worst_s:.1f} worst.")
+                print(f"{len(seconds)} faults {name}; to next step: median {median_s:.1f} s, worst {worst_s:.1f} s.")
         return 1 if wrong else 0
 
     def _next(self) -> int | None:
@@ -146,19 +146,19 @@ class _Trials:
             self._expected += len(found) - _FAULTS_OF_A_JOB if does_start else self._number
 
     def _values_of_undisturbed(self, kind: str, where: str, lab: Lab | None) -> Path:
-        """The values of a job without faults."""
+        """Returns the file of values of a job without faults, which is run once."""
         with self._undisturbed_lock:
             if (kind, where) not in self._undisturbed:
                 folder = self._folder / f"undisturbed-{kind}-{where}"
                 found, what = _RestartedJob(folder, kind, lab).inject(Random(0), 0, None)
                 if what or found:
-                    raise RuntimeError(f"A job without faults must end well: {what}")
+                    raise RuntimeError(f"A job without faults failed: {what}")
                 self._undisturbed[kind, where] = folder / VALUES
             return self._undisturbed[kind, where]
 
 
 class _RestartedJob:
-    """A job that runs."""
+    """A running job that restarts after faults."""
 
     def __init__(self, folder: Path, kind: str, lab: Lab | None) -> None:
         folder.mkdir()
@@ -170,7 +170,7 @@ class _RestartedJob:
         )
 
     def inject(self, random: Random, faults: int, undisturbed: Path | None) -> tuple[list[InjectedFault], str]:
-        """Lets faults meet the job; gives those that did, and what was wrong in the end."""
+        """Injects faults into the job; returns those injected, and the final problem, if any."""
         found: list[InjectedFault] = []
         try:
             for _ in range(faults):
@@ -184,7 +184,7 @@ class _RestartedJob:
                 if one.wrong:
                     return found, f"outlived: {one.what}: {one.wrong}: {self._said()}"
                 if one.seconds is None and not one.is_harmless:
-                    return found, f"hangs: no step came again after {one.what}: {self._said()}"
+                    return found, f"hangs: steps did not resume after {one.what}: {self._said()}"
                 found.append(one)
             (self._folder / HURRY).touch()
             return found, self._wrong(undisturbed)
@@ -192,7 +192,7 @@ class _RestartedJob:
             self._job.kill()
 
     def _inject_fault(self, random: Random) -> InjectedFault:
-        """Does one fault, and waits for what comes of it."""
+        """Injects one fault, and waits for its effect."""
         current = self._steps()[-1][0]
         ranks = self._ranks(current)
         spare = [one.pid for one, job in self._jobs() if job != current]
@@ -209,7 +209,7 @@ class _RestartedJob:
         return InjectedFault(str(fault), None if next_s is None else next_s - struck_s, fault.number in _STOPS)
 
     def _inject_harmless(self, random: Random) -> InjectedFault:
-        """Does what a job outlives by itself."""
+        """Injects a fault that the job must survive without a restart."""
         name = random.choice([*HARMLESS, "second job"])
         if name in HARMLESS:
             wrong = HARMLESS[name](self._job)
@@ -223,7 +223,7 @@ class _RestartedJob:
         return InjectedFault(name, None, is_harmless=not wrong, wrong=wrong)
 
     def _victims(self, ranks: dict[str, list[int]]) -> Iterator[tuple[Fault, int]]:
-        """Each fault, with each process of the job that it may meet; every kind of victim equally often."""
+        """Yields the possible faults and their victims; every kind of victim occurs equally often."""
         of_victim = {
             "worker": (OF_WORKERS, ranks["worker"]),
             "server": (OF_SERVERS, ranks["server"]),
@@ -240,10 +240,10 @@ class _RestartedJob:
             yield from (found[number % len(found)] for number in range(most) if found)
 
     def _ranks(self, job: str) -> dict[str, list[int]]:
-        """The processes of one job, by kind.
+        """Returns the processes of one job, by kind.
 
-        A supervisor's guard, which comes after it, is left out, and so is the copy of a worker that a checkpoint is
-        written from: it takes no signal but SIGKILL, and the job goes on without it.
+        The guards of supervisors are left out. So are the copies of workers that checkpoints are written from: they
+        react to no signal but SIGKILL, and the job continues without them.
         """
         found: dict[str, list[int]] = {"worker": [], "server": [], "agent": [], "mpirun": []}
         own = [one for one, its_job in self._jobs() if its_job == job]
@@ -259,11 +259,11 @@ class _RestartedJob:
         return found
 
     def _jobs(self) -> Iterator[tuple[Seen, str]]:
-        """All processes of launched jobs, with their job's mark."""
+        """Yields all processes of launched jobs, with the ID of their job."""
         return ((one, one.environment[JOB_ID]) for one in self._job.seen() if JOB_ID in one.environment)
 
     def _steps(self) -> list[tuple[str, int, float]]:
-        """The steps made so far: the job, the step, when."""
+        """Returns the steps made so far: job ID, step and time."""
         with contextlib.suppress(OSError):
             lines = (self._folder / STEPS).read_text().split("\n")[:-1]
             return [(job, int(step), float(at_s)) for job, step, at_s in map(str.split, lines)]
@@ -290,13 +290,13 @@ class _RestartedJob:
 
 
 def _difference(wanted_file: Path, found_file: Path) -> str:
-    """In what two files of values differ by any bit; empty when in nothing."""
+    """Compares two files of values bit by bit; returns the difference, or empty."""
     import numpy as np
 
     if not found_file.exists():
         return "values: none were written"
     with np.load(wanted_file) as wanted, np.load(found_file) as found:
         if wanted.files != found.files:
-            return f"values: {found.files} and not {wanted.files}"
+            return f"values: {found.files}, expected {wanted.files}"
         differing = [name for name in wanted.files if wanted[name].tobytes() != found[name].tobytes()]
     return f"values: {', '.join(differing)}" if differing else ""

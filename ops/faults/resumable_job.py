@@ -1,8 +1,8 @@
-"""A trial's job that goes on after faults: `python -m ops.faults.resumable_job MARK local|RESOURCE_FILE KIND FOLDER`.
+"""A trial's job that resumes after faults: `python -m ops.faults.resumable_job MARK local|RESOURCE_FILE KIND FOLDER`.
 
-It is a user's script, which trains to a step; what it feeds follows from the global step. In FOLDER, worker 0 writes a
-line for every step (the job's mark, the step, the machine's clock), and at the end all variables and slots. Until the
-file `hurry` is there it pauses between steps. Only the limits of silence are shorter than a user's.
+It is a user's script that trains to a fixed step. The global step determines what it feeds. Worker 0 writes to FOLDER a
+line for every step (job ID, step, the machine's clock), and all variables and slots at the end. The script pauses
+between steps until the file `hurry` exists. Only the silence limits are shorter than a user's.
 """
 
 from __future__ import annotations

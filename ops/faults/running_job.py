@@ -1,4 +1,4 @@
-"""A trial's job while it runs: how it is started, which processes it has, and what it says."""
+"""A trial's running job: its start, its processes and its output."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Seen:
     """A process of a job.
 
     Attributes:
-        pid: its number on this machine.
-        parent: the number of what has started it.
+        pid: its PID on this machine.
+        parent: its parent's PID.
         words: its command line.
-        environment: the variables that it was started with; of a forked worker, its rank and those of its fork server.
+        environment: its initial environment; for a forked worker, its rank and its fork server's environment.
     """
 
     pid: int
@@ -39,18 +39,18 @@ class Seen:
 
     @staticmethod
     def of(process: psutil.Process) -> Seen:
-        """What is seen of a process; psutil.Error where it has ended."""
+        """Reads a process's attributes; psutil.Error if it has ended."""
         return Seen(process.pid, process.ppid(), " ".join(process.cmdline()), process.environ())
 
     @property
     def rank(self) -> int | None:
-        """The rank that it belongs to; None of what starts ranks."""
+        """The rank that it belongs to; None for processes that start ranks."""
         rank = self.environment.get(_RANK)
         return None if rank is None else int(rank)
 
     @property
     def is_agent(self) -> bool:
-        """Whether it is a supervisor, or the guard of one."""
+        """Whether it is a supervisor or a supervisor's guard."""
         return self.rank is not None and "supervisor.agent" in self.words
 
     @property
@@ -60,14 +60,14 @@ class Seen:
 
 
 class RunningJob:
-    """A job that runs, on this machine or on the hosts of a lab.
+    """A running job, on this machine or on the hosts of a lab.
 
     Args:
         folder: of the trial.
-        mark: in the environment of all its processes.
-        argv: what Python runs of ops.faults.
+        mark: a value in the environment of all its processes.
+        argv: a module of ops.faults and its arguments.
         lab: the hosts; None for this machine.
-        shows: whether what it prints is shown.
+        shows: whether its stdout is shown.
     """
 
     def __init__(self, folder: Path, mark: str, argv: list[str], lab: Lab | None, shows: bool = False) -> None:
@@ -88,13 +88,13 @@ class RunningJob:
             )
 
     def pids(self) -> list[int]:
-        """The job's processes. On emulated hosts they are all that run there."""
+        """Returns the PIDs of the job. On emulated hosts these are all processes there."""
         if self.lab is not None:
             return [pid for name in self.lab.names for pid in self.lab.processes(name)]
         return list(processes_with({_MARK: self._mark}))
 
     def seen(self) -> Iterator[Seen]:
-        """The job's processes, and what the kernel tells of each; dead ones that nobody has waited for are left out."""
+        """Yields the job's processes with their attributes, without zombies."""
         for pid in self.pids():
             with contextlib.suppress(psutil.Error):
                 seen = Seen.of(psutil.Process(pid))
@@ -102,11 +102,11 @@ class RunningJob:
                     yield seen
 
     def said(self) -> str:
-        """What the launcher has written to stderr."""
+        """Returns the launcher's stderr so far."""
         return self._stderr.read_text(errors="replace")
 
     def kill(self) -> None:
-        """Ends all that is left."""
+        """Kills all remaining processes."""
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -115,7 +115,7 @@ class RunningJob:
 
 
 def daemon_of(pid: int) -> int | None:
-    """The daemon of Open MPI that has started a supervisor; None of one that mpirun has started itself."""
+    """Returns the PID of the Open MPI daemon that started a supervisor; None if mpirun started it."""
     with contextlib.suppress(psutil.Error):
         parent = psutil.Process(pid).parent()
         if parent is not None and parent.name() == "orted":
@@ -124,7 +124,7 @@ def daemon_of(pid: int) -> int | None:
 
 
 def wait(there: Callable[[], bool], limit_s: float) -> bool:
-    """Waits until something is there; gives whether it came in time."""
+    """Waits until a condition holds; returns whether it held in time."""
     deadline_s = time.monotonic() + limit_s
     while not there():
         if time.monotonic() > deadline_s:

@@ -1,4 +1,4 @@
-"""What the ranks of a real trial run: short runs of all ranks, without TensorFlow and MPI, until they are ended."""
+"""The program of a real trial's ranks: short runs of all ranks, without TensorFlow and MPI, until they are ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RUN_S = 0.05
 
 
 def main() -> None:
-    """Loops for ever, as a worker that trains does."""
+    """Loops for ever, like a worker that trains."""
     with watching() as watch:
         while True:
             with watch.run("train", "d"):

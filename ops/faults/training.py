@@ -1,7 +1,7 @@
 """A trial's job that trains until it is ended: `python -m ops.faults.training MARK local|RESOURCE_FILE KIND FOLDER`.
 
-It is a user's script: an embedding table and a dense layer, with checkpoints in FOLDER. Only the limits of silence are
-shorter than a user's, which the launcher here sets.
+It is a user's script: an embedding table and a dense layer, with checkpoints in FOLDER. Only the silence limits are
+shorter than a user's; the launcher here sets them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parallax.runtime.supervisor.limits import Limits
 
 LIMITS = Limits(beat_s=1.0, stopped_s=4.0, silent_s=10.0, word_s=1.0, unheard_s=12.0)
 CHECKPOINT_STEPS = 20
-GRACE_S = 80.0  # to save when it is preempted, also while it starts, beside other jobs
+GRACE_S = 80.0  # to save when preempted, even during its start and beside other jobs
 ROWS, WIDTH, IDS = 20_000, 8, 256
 _PAUSE_S = 0.05  # between steps: other jobs share the machine
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def build_graph() -> Any:
-    """A graph that looks up ids in a table, and trains by an op `train`."""
+    """Builds a graph that looks up ids in a table, and trains by an op `train`."""
     import tensorflow.compat.v1 as tf
 
     graph = tf.Graph()

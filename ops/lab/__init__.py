@@ -1,4 +1,4 @@
-"""An emulated cluster on one machine, for tests and measurements; Linux, and root."""
+"""An emulated cluster on one machine, for tests and measurements. Requires Linux and root."""
 
 from ops.lab.check import LinkSpeed
 from ops.lab.hosts import Hosts, Listening

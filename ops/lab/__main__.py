@@ -1,8 +1,8 @@
 """An emulated cluster on this machine: `python -m ops.lab up`, `run`, `counters`, `resources`, `check`, `down`; `once`.
 
-`up` leaves a lab up in the background, until `down`. `once` is all in one, in the foreground, for one command.
-In the words of a command `{resource}` becomes the path of a resource file of the hosts, `{folder}` that of a folder
-that all of them see. The exit status is the command's.
+`up` starts a lab in the background, which runs until `down`. `once` runs a lab in the foreground for one command.
+In a command, `{resource}` expands to the path of a resource file that lists the hosts, and `{folder}` to the path of a
+folder that all hosts share. The exit status is the command's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parallax.settings.arguments import CommandParser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Does what the command line says; gives the exit status."""
+    """Runs the command line; returns the exit status."""
     arguments = _parser().parse_args(argv)
     try:
         if os.geteuid() != 0:
@@ -88,7 +88,7 @@ def _once(arguments: argparse.Namespace) -> int:
 
 
 def _shape(arguments: argparse.Namespace) -> holder.Shape:
-    """The shape that was asked for; ValueError where `Lab` refuses it."""
+    """Returns the requested shape; ValueError if `Lab` rejects it."""
     own: Mapping[str, int] = dict(arguments.host_rate)
     names = Lab(arguments.hosts, arguments.rate, own, arguments.mtu).names
     rates = tuple(own.get(name, arguments.rate) for name in names)
@@ -101,11 +101,11 @@ def _filled(command: Sequence[str], hosts: Hosts, workers: int) -> list[str]:
 
 
 def _line(speed: LinkSpeed) -> str:
-    """Asked and measured rates of a host; a warning if they differ."""
+    """Formats a host's configured and measured rates, with a warning if they differ."""
     asked = "unlimited" if speed.asked is None else mbit(speed.asked)
     warning = f"  WARNING: more than {TOLERANCE:.0%} off" if speed.is_off else ""
     sent, received = (8 * rate / 1e6 for rate in (speed.sent, speed.received))
-    return f"{speed.name}: asked {asked}, sends {sent:.1f}mbit, receives {received:.1f}mbit{warning}"
+    return f"{speed.name}: configured {asked}, sends {sent:.1f}mbit, receives {received:.1f}mbit{warning}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,38 +116,38 @@ def _parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(does=does)
         if does is not _once:
-            sub.add_argument("--name", type=_name, default="lab", help="of the lab in the background (lab)")
+            sub.add_argument("--name", type=_name, default="lab", help="name of the background lab (lab)")
         return sub
 
     up = command("up", _up, "bring a lab up in the background and measure its links")
     up.add_argument("--no-check", action="store_true", help="do not measure the links")
-    once = command("once", _once, "make a lab, run a command on host0, show the bytes of each host, take it down")
+    once = command("once", _once, "start a lab, run a command on host0, print each host's bytes, take the lab down")
     for sub in (up, once):
         _add_shape(sub)
     once.add_argument("command", nargs="+", help="after --")
     run = command("run", _run, "run a command on a host")
     run.add_argument("host")
     run.add_argument("command", nargs="+", help="after --")
-    command("counters", _counters, "bytes that each host has received and sent since it is up")
-    resources = command("resources", _resources, "show a resource file of the hosts")
-    resources.add_argument("--workers", type=_number, metavar="N", help="workers on each host (as `up` said)")
-    resources.add_argument("--path", action="store_true", help="show the file's path in place of its text")
+    command("counters", _counters, "print the bytes that each host has received and sent since the lab came up")
+    resources = command("resources", _resources, "print a resource file that lists the hosts")
+    resources.add_argument("--workers", type=_number, metavar="N", help="workers on each host (default: those of `up`)")
+    resources.add_argument("--path", action="store_true", help="print the file's path instead of its text")
     command("check", _check, "measure the links")
-    command("down", _down, "take a lab down, whatever state it is in")
+    command("down", _down, "take a lab down, whatever its state")
     return parser
 
 
 def _add_shape(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--hosts", type=_number, default=2, metavar="N", help="emulated hosts (2)")
+    parser.add_argument("--hosts", type=_number, default=2, metavar="N", help="number of emulated hosts (2)")
     parser.add_argument("--workers", type=_number, default=1, metavar="N", help="workers on each host (1)")
-    parser.add_argument("--rate", type=_told(parse_rate), help="what each link carries each way: 200mbit, 25MB")
+    parser.add_argument("--rate", type=_told(parse_rate), help="rate limit of each link, each way: 200mbit, 25MB")
     own = parser.add_argument("--host-rate", type=_told(parse_host_rate), nargs="+", action="extend", default=[])
-    own.metavar, own.help = "HOST=RATE", "the same for one host: host3=50mbit"
-    parser.add_argument("--mtu", type=_number, default=links.MTU, metavar="BYTES", help=f"of a frame ({links.MTU})")
+    own.metavar, own.help = "HOST=RATE", "rate limit of one host's link: host3=50mbit"
+    parser.add_argument("--mtu", type=_number, default=links.MTU, metavar="BYTES", help=f"of the links ({links.MTU})")
 
 
 def _told(parse: Callable[[str], object]) -> Callable[[str], object]:
-    """A parser whose errors argparse shows."""
+    """Wraps a parser so that argparse prints its errors."""
 
     def parsed(text: str) -> object:
         try:
@@ -160,13 +160,13 @@ def _told(parse: Callable[[str], object]) -> Callable[[str], object]:
 
 def _number(text: str) -> int:
     if not re.fullmatch("[1-9][0-9]{0,5}", text):
-        raise argparse.ArgumentTypeError(f"a number from 1 up; received {text!r}")
+        raise argparse.ArgumentTypeError(f"a number must be from 1 to 999999; received {text!r}")
     return int(text)
 
 
 def _name(text: str) -> str:
     if not re.fullmatch("[a-z0-9][a-z0-9-]{0,39}", text):
-        raise argparse.ArgumentTypeError(f"a name has up to 40 small letters, digits and dashes; received {text!r}")
+        raise argparse.ArgumentTypeError(f"a name has up to 40 lowercase letters, digits and dashes; received {text!r}")
     return text
 
 

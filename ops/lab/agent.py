@@ -1,14 +1,14 @@
-"""What mpirun runs in place of ssh: `agent.py SOCKET HOST COMMAND...` runs COMMAND on a host of a lab."""
+"""The command that mpirun runs instead of ssh: `agent.py SOCKET HOST COMMAND...` runs COMMAND on a lab's host."""
 
 import json
 import socket
 import sys
 
-LOST = 255  # as ssh
+LOST = 255  # ssh's status for a lost connection
 
 
 def main() -> int:
-    """Sends the command with this process's streams, and returns its exit status."""
+    """Sends the lab the command and this process's standard streams; returns the command's exit status."""
     gate, host, *words = sys.argv[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lab:
         lab.connect(gate)

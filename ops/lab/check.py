@@ -1,8 +1,8 @@
-"""Measures the links of an emulated cluster, each way: do they carry the rates that were asked for?
+"""Measures whether the links of an emulated cluster carry their configured rates, each way.
 
-Each host sends to the bridge and receives from it, where there is no rate but that of its own link. Some hosts are
-measured at once, as many as an ordinary machine carries. A link whose rate is off is measured again alone: a busy
-moment of the machine is not the link's fault.
+Each host sends to the bridge and receives from it; its own link is the only rate limit on that path. Hosts are measured
+in groups, as large as an ordinary machine can carry. A link whose rate is off is measured again alone, because the
+machine may have been busy for a moment.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _LEAST_FRAMES = 20
 _UNLIMITED_BYTES = 100_000_000
 _AT_ONCE_BYTES_PER_S = 100_000_000
 _LIMIT_S = 60.0
-_HEADER_BYTES = 52  # of IP and TCP with time stamps, in each frame
+_HEADER_BYTES = 52  # IP and TCP headers with timestamps, in each frame
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """What a host's link carries in bytes a second, Ethernet's headers among them.
+    """The speed of a host's link in bytes per second, Ethernet headers included.
 
     Args:
-        name: of the host.
-        asked: each way; None for as much as the machine can.
-        sent: measured, from the host.
-        received: measured, to the host.
+        name: the host's name.
+        asked: configured rate, each way; None for no limit.
+        sent: measured rate from the host.
+        received: measured rate to the host.
     """
 
     name: str
@@ -46,17 +46,17 @@ class LinkSpeed:
 
     @property
     def is_off(self) -> bool:
-        """One way is not within `TOLERANCE` of what was asked for."""
+        """Whether the measured rate differs from the configured one by more than `TOLERANCE` in either direction."""
         return self.asked is not None and max(_error(self.sent, self.asked), _error(self.received, self.asked)) > (
             TOLERANCE
         )
 
 
 def measure(lab: Hosts, mtu: int) -> tuple[LinkSpeed, ...]:
-    """The speeds of all links, in the order of the hosts.
+    """Measures all links; returns their speeds in the order of the hosts.
 
     Raises:
-        RuntimeError: a transfer has failed.
+        RuntimeError: a transfer failed.
     """
     speeds = [speed for group in _groups(lab.hosts) for speed in _speeds(lab, group, mtu)]
     host_by_name = {host.name: host for host in lab.hosts}
@@ -64,7 +64,7 @@ def measure(lab: Hosts, mtu: int) -> tuple[LinkSpeed, ...]:
 
 
 def _groups(hosts: Sequence[EmulatedHost]) -> Iterator[tuple[EmulatedHost, ...]]:
-    """Hosts that are measured at once: each group within a rate in total, or a single host."""
+    """Yields the groups of hosts that are measured together: each within a total rate, or a single host."""
     group: list[EmulatedHost] = []
     total = 0
     for host in hosts:
@@ -78,7 +78,7 @@ def _groups(hosts: Sequence[EmulatedHost]) -> Iterator[tuple[EmulatedHost, ...]]
 
 
 def _again(lab: Hosts, host: EmulatedHost, first: LinkSpeed, mtu: int) -> LinkSpeed:
-    """Each way the measured rate that is nearer to the one asked for."""
+    """Measures a link again; keeps for each direction the rate nearer to the configured one."""
     second = _speeds(lab, (host,), mtu)[0]
     asked = first.asked or 0
     sent = min(first.sent, second.sent, key=lambda rate: _error(rate, asked))
@@ -96,7 +96,7 @@ def _speeds(lab: Hosts, group: Sequence[EmulatedHost], mtu: int) -> list[LinkSpe
 
 
 def _transfers(lab: Hosts, group: Sequence[EmulatedHost], mtu: int, to_bridge: bool) -> list[float]:
-    """Bytes a second of a transfer for each host of the group, all at once."""
+    """Runs one transfer for each host of the group, all at once; returns their bytes per second."""
     python = (sys.executable, "-I", "-S", _PROBE)
     with contextlib.ExitStack() as ends:
         receivers = []
@@ -116,10 +116,10 @@ def _transfers(lab: Hosts, group: Sequence[EmulatedHost], mtu: int, to_bridge: b
 
 
 def _sizes(rate_bytes_per_s: int | None, mtu: int) -> tuple[int, int]:
-    """Bytes of a transfer that are not counted, as the link may let them through at once, and that are."""
+    """Returns the uncounted bytes of a transfer, which the link may pass in a burst, and the counted ones."""
     if rate_bytes_per_s is None:
         return _UNLIMITED_BYTES // 10, _UNLIMITED_BYTES
-    skipped = 3 * links.burst_bytes(rate_bytes_per_s, mtu)  # a burst at each end, and one for the queue to be there
+    skipped = 3 * links.burst_bytes(rate_bytes_per_s, mtu)  # a burst at each end, and one to build up the queue
     return skipped, max(int(_COUNTED_S * rate_bytes_per_s), _LEAST_FRAMES * mtu)
 
 
@@ -134,9 +134,9 @@ def _rate(receiver: subprocess.Popen[str], host: EmulatedHost, mtu: int) -> floa
     try:
         words = receiver.communicate(timeout=_LIMIT_S)[0].split()
     except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"The link of {host.name} took more than {_LIMIT_S:.0f} s for a transfer.") from error
+        raise RuntimeError(f"A transfer through the link of {host.name} took more than {_LIMIT_S:.0f} s.") from error
     if receiver.returncode or len(words) != 2:
-        raise RuntimeError(f"A transfer through the link of {host.name} has failed: see above.")
+        raise RuntimeError(f"A transfer through the link of {host.name} failed: see above.")
     size, seconds = int(words[0]), float(words[1])
     return size * (mtu + links.ETHERNET_BYTES) / (mtu - _HEADER_BYTES) / seconds
 

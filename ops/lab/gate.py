@@ -1,7 +1,7 @@
-"""Where agents ask a lab to run commands on its hosts: a socket, a thread for each agent.
+"""The socket on which a lab accepts commands from agents for its hosts. A thread serves each agent.
 
-A request is a line of JSON, [host, shell command], sent with the agent's three standard streams; the answer is the
-exit status. The command lives on when its agent is killed, as it does behind an ssh without a terminal.
+A request is a line of JSON, [host, shell command], sent with the agent's three standard streams. The answer is the
+exit status. A command outlives a killed agent, as it does behind an ssh without a terminal.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-UNKNOWN_HOST = 255  # as ssh
+UNKNOWN_HOST = 255  # ssh's status where it cannot connect
 _REQUEST_BYTES = 1 << 20
 
 
 class Gate:
-    """Answers agents inside a `with` block.
+    """Serves agents inside a `with` block.
 
     Args:
-        path: of the socket.
+        path: the socket's path.
         argv_on: (host, argv) -> the command that runs argv on that host; KeyError for an unknown host.
     """
 

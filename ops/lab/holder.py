@@ -1,10 +1,11 @@
-"""A lab that stays up: a process in the background holds it, others find it by its folder.
+"""A lab that stays up: a background process, the holder, keeps it alive, and other processes find it by its folder.
 
-The folder is `parallax-lab.NAME` in the place for temporary files. Whoever makes or holds the lab has a lock on it,
-which the kernel gives back however that process ends: a folder without a lock is left over from a lab that is gone.
-In it are `pid` (of the holder), `state.json` once the hosts are up, `log`, and the lab's own files.
+The folder is `parallax-lab.NAME` in the directory for temporary files. The process that starts the lab locks the
+folder, and the holder inherits the lock. The kernel releases the lock however the holder ends, so an unlocked folder is
+a leftover of a lab that is gone. The folder contains `pid` (the holder's), `state.json` once the hosts are up, `log`,
+and the lab's own files.
 
-`python -m ops.lab.holder FOLDER SHAPE_JSON LOCK_FD` is the background process.
+`python -m ops.lab.holder FOLDER SHAPE_JSON LOCK_FD` is the holder.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ _POLL_S = 0.05
 
 
 class LabError(RuntimeError):
-    """A lab cannot be had as asked for; the message says rule, value and remedy."""
+    """A request for a lab cannot be met; the message states the rule, the value and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What was asked for; two labs of one shape are the same to their user.
+    """The requested size and rates of a lab. Labs of equal shapes are interchangeable.
 
     Args:
-        hosts: how many.
-        workers: on each host in a resource file, unless it says otherwise.
-        rates: of each host's link in bytes a second; None for as much as the machine can.
-        mtu: of the links' frames.
+        hosts: number of hosts.
+        workers: default number of workers on each host in a resource file.
+        rates: of each host's link in bytes per second; None for no limit.
+        mtu: of the links.
     """
 
     hosts: int
@@ -69,18 +70,18 @@ class Held:
 
 
 def folder_of(name: str) -> Path:
-    """The folder of a lab that is held in the background."""
+    """Returns the folder of a background lab."""
     return Path(tempfile.gettempdir()) / f"parallax-lab.{name}"
 
 
 def up(name: str, shape: Shape) -> tuple[Held, bool]:
-    """Brings a lab up, unless one of this name and shape is.
+    """Brings a lab up, unless one of this name and shape is up already.
 
     Returns:
-        The lab, and whether it has been made now.
+        The lab, and whether this call has started it.
 
     Raises:
-        LabError: none can be made here, or one of another shape is up.
+        LabError: no lab can be made here, or one of another shape is up.
     """
     if reason := why_not():
         raise LabError(f"No lab can be made here: {reason}.")
@@ -93,14 +94,14 @@ def up(name: str, shape: Shape) -> tuple[Held, bool]:
     held = find(name)
     if held.shape != shape:
         raise LabError(
-            f"A lab has one shape as long as it is up; received {shape} for {name!r}, which has {held.shape}. "
+            f"A running lab cannot change its shape; received {shape} for {name!r}, which has {held.shape}. "
             f"Take it down first: python -m ops.lab down --name {name}"
         )
     return held, False
 
 
 def find(name: str) -> Held:
-    """The lab of this name.
+    """Finds the running lab of this name.
 
     Raises:
         LabError: it is not up.
@@ -110,10 +111,10 @@ def find(name: str) -> Held:
         if lock is not None or not folder.exists():
             raise LabError(f"No lab {name!r} is up. Bring it up: python -m ops.lab up --hosts N --name {name}")
     deadline_s = time.monotonic() + _UP_LIMIT_S
-    while not (folder / "state.json").exists():  # somebody is making it
+    while not (folder / "state.json").exists():  # another process is starting it
         if time.monotonic() > deadline_s or not folder.exists():
             raise LabError(
-                f"Lab {name!r} does not come up; see {folder}/log. Take it down first: python -m ops.lab down"
+                f"Lab {name!r} did not come up; see {folder}/log. Take it down first: python -m ops.lab down"
             )
         time.sleep(_POLL_S)
     state = json.loads((folder / "state.json").read_text())
@@ -122,10 +123,10 @@ def find(name: str) -> Held:
 
 
 def down(name: str) -> bool:
-    """Takes a lab down, whatever state it is in; False when there was nothing.
+    """Takes a lab down, whatever its state; returns False if there was none.
 
     Raises:
-        LabError: its holder does not end.
+        LabError: its holder does not exit.
     """
     folder = folder_of(name)
     if not folder.exists():
@@ -140,12 +141,12 @@ def down(name: str) -> bool:
                     return True
                 told = told or _tell(folder, number)
             time.sleep(_POLL_S)
-    raise LabError(f"The holder of lab {name!r} does not end; see {folder}/pid.")
+    raise LabError(f"The background process of lab {name!r} does not exit; {folder}/pid has its number.")
 
 
 def _tell(folder: Path, number: int) -> bool:
-    """Sends a signal to the holder; False when there is none yet."""
-    with contextlib.suppress(OSError, ValueError):  # neither the file nor the process need be there
+    """Sends a signal to the holder; returns False if there is none yet."""
+    with contextlib.suppress(OSError, ValueError):  # the file or the process may not exist
         pid = int((folder / "pid").read_text())
         if b"ops.lab.holder" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, number)
@@ -155,7 +156,7 @@ def _tell(folder: Path, number: int) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: Path, make: bool = False) -> Iterator[int | None]:
-    """The lock on a folder as a file descriptor; None while another has it, or without a folder unless made."""
+    """Locks a folder and yields its file descriptor; None if another process has the lock or there is no folder."""
     if make:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -166,7 +167,10 @@ def _locked(folder: Path, make: bool = False) -> Iterator[int | None]:
         return
     try:
         if os.fstat(lock).st_uid != os.geteuid():
-            raise LabError(f"A lab's folder belongs to who makes the lab; {folder} is another's. Take another --name.")
+            raise LabError(
+                f"A lab's folder must belong to the user who starts the lab; {folder} belongs to another. "
+                "Choose another --name."
+            )
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             gone = not folder.exists() or os.fstat(lock).st_ino != folder.stat().st_ino
@@ -178,7 +182,7 @@ def _locked(folder: Path, make: bool = False) -> Iterator[int | None]:
 
 
 def _empty(folder: Path) -> None:
-    """Removes what a lab that is gone has left."""
+    """Removes the leftovers of a lab that is gone."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -216,7 +220,7 @@ def _shape(values: dict[str, Any]) -> Shape:
 
 
 def _hold(folder: Path, shape: Shape) -> NoReturn:
-    """Makes the lab, says so in the folder, and stays until it is told to end."""
+    """Makes the lab, records its state in the folder, and sleeps until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     (folder / "pid").write_text(str(os.getpid()))

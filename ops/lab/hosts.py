@@ -1,4 +1,4 @@
-"""The hosts of an emulated cluster that is up, whoever holds it: runs commands on them, counts their bytes."""
+"""The hosts of a running emulated cluster, whichever process keeps it up: runs commands, reads byte counters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ops.lab.rates import mbit
 
 HERE = Path(__file__).resolve().parent
 OF_A_HOST = ("--net", "--uts", "--ipc", "--mount", "--pid")
-_TEMPORARY = OWN_FOLDERS[1]  # Open MPI's files there have the host's name alone, which is the same in every lab
+_TEMPORARY = OWN_FOLDERS[1]  # Open MPI names its files there by host only, and all labs have the same host names
 
-_LISTEN = "0A"  # the state in /proc/net/tcp
+_LISTEN = "0A"  # state LISTEN in /proc/net/tcp
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """A TCP port on which somebody on a host listens; `address` is in digits, an IPv4 one never in its mapped form."""
+    """A TCP port on which a process of a host listens; `address` is numeric, and never an IPv4-mapped one of IPv6."""
 
     address: str
     port: int
@@ -34,15 +34,15 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedHost:
-    """A host that is up.
+    """A running host.
 
     Args:
         name: host0, host1, ...
-        address: in digits.
-        pid: of its first process, as seen from outside.
-        rate_bytes_per_s: what its link carries each way; None for as much as the machine can.
-        memory_bytes: what its processes may take together; None for as much as the machine has.
-        group: the file by which processes join what limits them; None without a limit.
+        address: numeric IP address.
+        pid: of its first process, in the machine's PID namespace.
+        rate_bytes_per_s: rate limit of its link, each way; None for no limit.
+        memory_bytes: memory limit of all its processes together; None for no limit.
+        group: the file through which processes join its control group; None without a memory limit.
     """
 
     name: str
@@ -54,10 +54,10 @@ class EmulatedHost:
 
 
 class Hosts:
-    """What is up: its hosts, the process that holds the bridge's namespace, and the folder of its files.
+    """A running lab: its hosts, the process that holds the bridge's namespace, and the folder of its files.
 
     Attributes:
-        folder: seen by all hosts; gone when the lab is.
+        folder: shared by all hosts; removed with the lab.
     """
 
     def __init__(self, folder: Path, bridge_pid: int, hosts: Iterable[EmulatedHost]) -> None:
@@ -67,27 +67,27 @@ class Hosts:
 
     @property
     def hosts(self) -> tuple[EmulatedHost, ...]:
-        """All of them, in their order."""
+        """All hosts, in order."""
         return tuple(self._host_by_name.values())
 
     @property
     def bridge_pid(self) -> int:
-        """The process that holds the bridge's namespace."""
+        """PID of the process that holds the bridge's namespace."""
         return self._bridge_pid
 
     @property
     def agent(self) -> str:
-        """The command that takes the place of ssh."""
+        """The command that replaces ssh."""
         return f"{sys.executable} -I -S {HERE / 'agent.py'} {self.folder / 'gate'}"
 
     def address(self, host: str) -> str:
-        """The IP address of a host."""
+        """Returns the IP address of a host."""
         return self._host_by_name[host].address
 
     def argv_on(self, host: str, argv: Sequence[str], folder: str | Path | None = None) -> list[str]:
-        """The command that runs `argv` on a host, which is called by its name or its address; KeyError for no host.
+        """Returns the command that runs `argv` on a host, by name or address; KeyError for an unknown host.
 
-        It runs in `folder`, or where this process is.
+        The working directory is `folder`, by default this process's.
         """
         name = next((one.name for one in self.hosts if one.address == host), host)
         one = self._host_by_name[name]
@@ -96,7 +96,7 @@ class Hosts:
         return [*joined, *nsenter, "env", f"TMPDIR={_TEMPORARY}", *argv]
 
     def argv_on_bridge(self, argv: Sequence[str]) -> list[str]:
-        """The command that runs `argv` at the bridge, where no rate is between it and the links."""
+        """Returns the command that runs `argv` at the bridge, with no rate limit between it and the links."""
         return ["nsenter", "-t", str(self._bridge_pid), "--net", "--", *argv]
 
     def start_on(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -108,7 +108,7 @@ class Hosts:
         return subprocess.run(self.argv_on(host, argv), check=False, **options)
 
     def counters(self) -> dict[str, tuple[int, int]]:
-        """Bytes that each host has received and sent so far, as its interface counts them."""
+        """Returns the bytes that each host has received and sent so far, from its interface's counters."""
         return {host.name: _counted(host.pid) for host in self.hosts}
 
     def resource_file(
@@ -118,13 +118,13 @@ class Hosts:
         islands: Sequence[str] = (),
         **more: str,
     ) -> Path:
-        """Writes a resource file of all hosts; the same file for the same text.
+        """Writes a resource file that lists all hosts. Equal texts share one file.
 
         Args:
-            workers: workers on every host, or on each.
-            servers: servers on each host; empty leaves it to the plan.
+            workers: workers on every host, or one number for each host.
+            servers: servers on each host; if empty, the plan decides.
             islands: the island of each host; empty for none.
-            more: further keys of the top level, as YAML: `ports="20000-20100"`.
+            more: further top-level keys, as YAML: `ports="20000-20100"`.
         """
         numbers = [workers] * len(self.hosts) if isinstance(workers, int) else list(workers)
         lines = ["hosts:"]
@@ -146,12 +146,12 @@ class Hosts:
         return file
 
     def own_files(self, host: str) -> list[Path]:
-        """What is in the folders that no other host has, as this process can reach it."""
+        """Returns the files in a host's private folders, as paths that this process can open."""
         root = Path(f"/proc/{self._host_by_name[host].pid}/root")
         return sorted(file for folder in OWN_FOLDERS for file in (root / folder.lstrip("/")).iterdir())
 
     def processes(self, host: str) -> dict[int, str]:
-        """What runs on a host: number outside the lab -> command line. Dead ones are left out."""
+        """Returns the processes on a host, without zombies: PID outside the lab -> command line."""
         first = self._host_by_name[host].pid
         own = Path(f"/proc/{first}/ns/pid").readlink()
         found = {}
@@ -165,7 +165,7 @@ class Hosts:
         return dict(sorted(found.items()))
 
     def listening(self, host: str) -> tuple[Listening, ...]:
-        """The TCP ports on which somebody on a host listens."""
+        """Returns the TCP ports on which processes of a host listen."""
         pid = self._host_by_name[host].pid
         found = []
         for kind in ("tcp", "tcp6"):
@@ -187,7 +187,7 @@ def _counted(pid: int) -> tuple[int, int]:
 
 
 def in_digits(text: str) -> str:
-    """An address of /proc/net/tcp, where each group of four bytes is a number in the machine's order, in digits."""
+    """Converts an address of /proc/net/tcp, in which each four bytes are in host byte order, to numeric form."""
     data = b"".join(bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8))
     if len(data) == 16 and data.startswith(bytes(10) + b"\xff\xff"):
         data = data[12:]

@@ -1,4 +1,4 @@
-"""The first process of an emulated host: gives it its name, and waits for orphans until it is killed.
+"""The first process of an emulated host: sets the host up, and reaps orphans until it is killed.
 
 `python -I -S init.py NAME HOSTS_FILE`
 """
@@ -11,30 +11,30 @@ import sys
 import time
 from pathlib import Path
 
-OWN_FOLDERS = ("/dev/shm", "/var/tmp")  # each host has its own; TMPDIR is the second (hosts.py)
+OWN_FOLDERS = ("/dev/shm", "/var/tmp")  # private to each host; TMPDIR is the second (hosts.py)
 _SETTINGS = {
-    # Windows are bounded, so that the queues of the links can hold them all: see links.py.
+    # Bound the windows, so that the queues of the links can hold all of them: see links.py.
     "ipv4/tcp_rmem": ("4096 131072 1048576",),
     "ipv4/tcp_wmem": ("4096 131072 1048576",),
-    # The first that may be used here. The machine's own may be one that sends more than the link carries, as bbr does.
+    # The first one available. The machine's default may send more than the link carries, as bbr does.
     "ipv4/tcp_congestion_control": ("cubic", "reno"),
-    # No probe for a lost tail: it sends again what only waits in a queue.
+    # No tail loss probes: they resend segments that are only waiting in a queue.
     "ipv4/tcp_early_retrans": ("0",),
-    # Processors of this machine may change the order of packets, which is no loss either.
+    # This machine's processors may reorder packets, which is no loss either.
     "ipv4/tcp_max_reordering": ("1000",),
     "ipv4/tcp_reordering": ("300",),
     "ipv4/tcp_recovery": ("0",),
-    # No connection begins with what an earlier one has learnt.
+    # No connection starts with the metrics of an earlier one.
     "ipv4/tcp_no_metrics_save": ("1",),
-    # The interfaces made from now on say nothing of their own accord.
+    # Interfaces made from now on send no packets of their own accord.
     "ipv6/conf/default/disable_ipv6": ("1", ""),
 }
-"""Network settings of a host and of the bridge: file -> values, of which the first that the kernel takes holds; "" is
-for none."""
+"""Network settings of hosts and the bridge: file -> values, of which the first that the kernel accepts is set; "" sets
+nothing."""
 
 
 def main() -> None:
-    """Makes the host ready, says so, and stays."""
+    """Sets up the host, prints `ready`, and reaps orphans for ever."""
     name, hosts = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if name != "bridge":
@@ -62,7 +62,7 @@ def _set(file: Path, values: tuple[str, ...]) -> None:
             return
         except OSError as error:
             refused = error
-    raise RuntimeError(f"{file} takes none of {', '.join(values)}: {refused}")
+    raise RuntimeError(f"{file} accepts none of {', '.join(values)}: {refused}")
 
 
 if __name__ == "__main__":

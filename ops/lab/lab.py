@@ -1,13 +1,13 @@
 """Emulated hosts: namespaces on this machine, joined by a bridge of their own.
 
-Each host has its own network, process numbers, shared memory and name, so a process on one sees nothing of another but
-its network. The bridge is in a namespace too: nothing of a lab is in the machine's own network, and no packet leaves.
-The hosts share the machine's files, but for /etc/hosts, /dev/shm and /var/tmp, where TMPDIR points. What `ssh` is on
-real hosts is here an agent (agent.py), which asks the lab over a socket to run a command on a host, with an environment
+Each host has its own network, process IDs, shared memory and name, so a process sees other hosts only through the
+network. The bridge is in a namespace too: no interface of a lab is in the machine's own network, and no packet leaves
+the lab. The hosts share the machine's files, except /etc/hosts, /dev/shm and /var/tmp, where TMPDIR
+points. An agent (agent.py) replaces `ssh`: it asks the lab over a socket to run a command on a host, in an environment
 as bare as a login's.
 
-Every host lives by one process (init.py), which the kernel ends with the lab, and with it all that runs there. So a lab
-that is killed leaves a folder in the place for temporary files, and nothing else.
+Every host depends on one process (init.py). The kernel kills it with the lab, and with it all processes of the host. So
+a killed lab leaves only a folder in the directory for temporary files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from parallax.runtime.supervisor.processes import tied_argv
 
 _TOOLS = ("ip", "mount", "nsenter", "sh", "tc", "unshare")
 _LIFTED_BYTES_PER_S = 10_000_000_000
-"""More than processors put through."""
+"""More than the processors can move."""
 _TRIAL = """
 ip link add one type veth peer name other || { echo veth; exit 1; }
 ip link add three type bridge || { echo bridge; exit 1; }
@@ -45,17 +45,17 @@ class Lab(Hosts):
     """A cluster of emulated hosts; a context manager.
 
     Args:
-        hosts: how many; they are called host0, host1, ...
-        rate_bytes_per_s: what each host's link carries each way; None for as much as the machine can.
-        host_rates: host -> the same, for hosts that differ.
-        mtu: of the links' frames.
-        folder: an empty one for the lab's files, which stays; None makes one that goes with the lab.
-        memory_bytes: what the processes of each host may take together; None for as much as the machine has.
-        islands: of hosts, each with a bridge of its own; none for one bridge of all.
-        between_bytes_per_s: what the cable of an island to the first carries each way.
+        hosts: number of hosts; their names are host0, host1, ...
+        rate_bytes_per_s: rate limit of each host's link, each way; None for no limit.
+        host_rates: host -> rate limit, for hosts that differ.
+        mtu: of the links.
+        folder: an empty folder for the lab's files, which is kept; None makes one that is removed with the lab.
+        memory_bytes: memory limit of each host's processes together; None for no limit.
+        islands: the island of each host; each island has a bridge of its own. Empty for one bridge.
+        between_bytes_per_s: rate limit of the link from an island to the first, each way.
 
     Raises:
-        ValueError: a number is out of range, or a rate is of no host.
+        ValueError: a number is out of range, or a rate names an unknown host.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class Lab(Hosts):
         if not 1 <= hosts <= links.MOST_HOSTS:
             raise ValueError(f"A lab has 1 to {links.MOST_HOSTS} hosts; received {hosts}.")
         if unknown := [name for name in self._rate_by_name if name not in self.names]:
-            raise ValueError(f"Rates are of hosts from {self.names[0]} to {self.names[-1]}; received {unknown[0]}.")
+            raise ValueError(f"Rates must name hosts from {self.names[0]} to {self.names[-1]}; received {unknown[0]}.")
         for name, rate in self._rate_by_name.items():
             if rate is not None and rate <= 0:
-                raise ValueError(f"A link carries more than 0 bytes a second; received {rate} for {name}.")
+                raise ValueError(f"A link's rate must be more than 0 bytes a second; received {rate} for {name}.")
 
     def __enter__(self) -> Lab:
         reason = why_not()
@@ -116,24 +116,24 @@ class Lab(Hosts):
         self._ends.close()
 
     def lift_rates(self, are_lifted: bool) -> None:
-        """Lets links that have a rate carry as much as the machine can, or gives them their rates again."""
+        """Lifts the rate limits of all links, or restores them."""
         for host in self.hosts:
             if host.rate_bytes_per_s is not None:
                 rate = _LIFTED_BYTES_PER_S if are_lifted else host.rate_bytes_per_s
                 links.change_rate(host.pid, self._bridge_pid, _port(host.name), rate, self._mtu)
 
     def check(self) -> tuple[LinkSpeed, ...]:
-        """Measures every link both ways; a second or two for each host."""
+        """Measures every link both ways, in a second or two for each host."""
         return measure(self, self._mtu)
 
 
 def _port(host: str) -> str:
-    """The bridge's end of a host's cable."""
+    """Returns the name of the bridge's end of a host's veth pair."""
     return f"to-{host}"
 
 
 def why_not() -> str:
-    """Why no lab can be made here; empty when one can."""
+    """Returns why no lab can be made here; empty if one can."""
     if os.geteuid() != 0:
         return "only root can make network namespaces"
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
@@ -156,7 +156,7 @@ def _temporary_folder(ends: contextlib.ExitStack) -> Path:
 
 @contextlib.contextmanager
 def _namespace(folder: Path, name: str, kinds: tuple[str, ...]) -> Iterator[int]:
-    """Namespaces that live inside the `with` block; gives the number of their first process."""
+    """Makes namespaces for the `with` block; yields the PID of their first process."""
     unshare = str(shutil.which("unshare"))
     argv = [unshare, *kinds, "--fork", "--kill-child", sys.executable, "-I", "-S", str(HERE / "init.py"), name]
     process = subprocess.Popen(

@@ -1,6 +1,6 @@
-"""The memory that the processes of an emulated host may take together: a control group of the kernel for each host.
+"""Memory limits of emulated hosts: a control group for the processes of each host.
 
-A lab that is killed leaves its groups, which are empty then and cost nothing; `rmdir` removes them.
+A killed lab leaves its groups behind. They are empty and cost nothing; `rmdir` removes them.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _FIRST, _SECOND = ("memory/{name}", "memory.limit_in_bytes"), ("{name}", "memory.max")
-"""Of both versions of control groups: the folder of a group, and the file of its limit."""
+"""For each version of control groups: the folder of a group, and the file of its limit."""
 
 JOINED = 'echo $$ > "$0" && exec "$@"'
-"""What a shell runs to join a group, by its file of processes, and to become a command there."""
+"""Shell script that joins a group through its file of processes and then executes a command."""
 
 
 @contextlib.contextmanager
 def limited_memory(host: str, memory_bytes: int) -> Iterator[Path]:
-    """A group inside the `with` block; gives its file of processes.
+    """Makes a control group for the `with` block; yields its file of processes.
 
     Args:
         host: the host's name.
-        memory_bytes: what its processes may take together, with what the kernel caches of files for them.
+        memory_bytes: limit for all its processes together, including the kernel's file cache for them.
 
     Raises:
-        RuntimeError: there are no control groups for memory here, or they cannot be made.
+        RuntimeError: no control groups for memory are available here, or they cannot be made.
     """
     folder, limit = _FIRST if (_ROOT / "memory").is_dir() else _SECOND
     group = _ROOT / folder.format(name=f"parallax-lab-{os.getpid()}-{host}")
@@ -36,11 +36,11 @@ def limited_memory(host: str, memory_bytes: int) -> Iterator[Path]:
         (group / limit).write_text(str(memory_bytes))
     except OSError as error:
         raise RuntimeError(
-            f"A limit of a host's memory takes a control group, and {group} cannot be made: {error.strerror}. Leave "
-            "the limit out."
+            f"A host's memory limit needs a control group, and {group} cannot be made: {error.strerror}. "
+            "Leave the limit out."
         ) from error
     try:
         yield group / "cgroup.procs"
     finally:
-        with contextlib.suppress(OSError):  # a process that is being ended is still in it
+        with contextlib.suppress(OSError):  # a dying process is still in it
             group.rmdir()

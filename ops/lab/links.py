@@ -1,9 +1,10 @@
-"""The cables of an emulated cluster: a bridge, and for each host a pair of interfaces with its rate at both ends.
+"""The links of an emulated cluster: a bridge, and for each host a veth pair with a rate limit at both ends.
 
-Links are lossless. Their queues hold all that senders may have on its way (the windows are bounded, see init.py), so
-nothing is dropped, and since a long queue only delays, no sender may take a delay for a loss. The bytes that interfaces
-count are then the payload with its headers. Frames are large (9000 bytes), as a data centre's, because the machine pays
-for each packet; segments are never put together to larger ones, which would hide headers and pass the rate.
+Links are lossless. Their queues hold everything that senders may have in flight (the windows are bounded, see init.py),
+so nothing is dropped. A long queue only delays packets, and senders are set not to mistake a delay for a loss. The
+interfaces' counters therefore equal the payload with its headers. Frames are large (9000 bytes), as in a data centre,
+because each packet costs processor time. Segments are never merged into larger ones, which would hide headers and
+exceed the rate.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ import subprocess
 MTU = 9000
 BRIDGE = "bridge"
 SUBNET = "10.77.0.0/24"
-BRIDGE_ADDRESS = "10.77.0.254"  # at which nobody is but the check of the links
+BRIDGE_ADDRESS = "10.77.0.254"  # used only by the check of the links
 MOST_HOSTS = 253
 
 _NETWORK_BITS = 24
 
 ETHERNET_BYTES = 14
 _QUEUE_BYTES = 256 << 20
-"""Two hundred windows and more: connections that may wait for one host at the same time."""
+"""More than two hundred windows, for the connections that may wait for one host at the same time."""
 _BURST_FRAMES = 4
 _BURST_S = 0.004
-"""What a link may let through at once above its rate, else a late timer of a busy machine would cost rate."""
-_PATIENCE = "2s"  # retransmit no earlier; seven windows take 0.3 s through a link of 200 Mbit/s
+"""Burst of a link above its rate; without one, a late timer on a busy machine would lower the rate."""
+_PATIENCE = "2s"  # least retransmission timeout; seven windows take 0.3 s through a link of 200 Mbit/s
 
 
 def burst_bytes(rate_bytes_per_s: int, mtu: int = MTU) -> int:
-    """What a link lets through at once above its rate."""
+    """Returns the burst of a link above its rate."""
     return max(_BURST_FRAMES * (mtu + ETHERNET_BYTES), int(_BURST_S * rate_bytes_per_s))
 
 
@@ -40,13 +41,13 @@ def add_bridge(pid: int, mtu: int = MTU) -> None:
 
 
 def add_island(pid: int, bridge: str, rate_bytes_per_s: int, mtu: int = MTU) -> None:
-    """Makes another bridge beside the first, with a cable between the two that carries a rate each way.
+    """Makes another bridge, and a veth pair with a rate limit between it and the first.
 
     Args:
         pid: of the process that holds the bridges' namespace.
-        bridge: what it is called.
-        rate_bytes_per_s: of the cable.
-        mtu: of its frames.
+        bridge: name of the new bridge.
+        rate_bytes_per_s: rate limit of the pair, each way.
+        mtu: of the bridge and the pair.
     """
     ends = f"{bridge}-out", f"{bridge}-in"
     _in(pid, "ip", "link", "add", bridge, "mtu", str(mtu), "type", "bridge")
@@ -60,7 +61,7 @@ def add_island(pid: int, bridge: str, rate_bytes_per_s: int, mtu: int = MTU) -> 
 
 
 def address(number: int) -> str:
-    """The address of a host, counted from 0."""
+    """Returns the IP address of a host, numbered from 0."""
     return f"10.77.0.{number + 1}"
 
 
@@ -73,16 +74,16 @@ def connect(
     mtu: int = MTU,
     bridge: str = BRIDGE,
 ) -> None:
-    """A cable from a host to the bridge; the rate holds at both its ends.
+    """Connects a host to a bridge by a veth pair with a rate limit at both ends.
 
     Args:
         pid: a process of the host.
-        address: the host's.
+        address: the host's IP address.
         bridge_pid: a process of the bridge's namespace.
-        port: what the bridge's end is called.
-        rate_bytes_per_s: what the cable carries each way; None for as much as the machine can.
-        mtu: of its frames, without Ethernet's header.
-        bridge: where it leads.
+        port: name of the bridge's end.
+        rate_bytes_per_s: rate limit, each way; None for no limit.
+        mtu: of the pair, without Ethernet's header.
+        bridge: name of the bridge.
     """
     peer = ("type", "veth", "peer", "name", port, "mtu", str(mtu), "netns", str(bridge_pid))
     _in(pid, "ip", "link", "add", "eth0", "mtu", str(mtu), *peer)
@@ -95,7 +96,7 @@ def connect(
 
 
 def change_rate(pid: int, bridge_pid: int, port: str, rate_bytes_per_s: int, mtu: int = MTU) -> None:
-    """Gives a cable that has a rate another one, at both its ends; what is on its way stays on it."""
+    """Changes the rate limit at both ends of a rate-limited veth pair; packets in flight stay queued."""
     for place, name in ((pid, "eth0"), (bridge_pid, port)):
         _in(place, "tc", "qdisc", "change", "dev", name, "root", *_bucket(rate_bytes_per_s, mtu))
 
@@ -110,7 +111,7 @@ def _one_packet_at_a_time(pid: int, name: str, mtu: int) -> None:
 
 
 def _address(pid: int, name: str, address: str) -> None:
-    """Gives an interface its address and takes it up."""
+    """Sets an interface's address and brings the interface up."""
     _in(pid, "ip", "address", "add", f"{address}/{_NETWORK_BITS}", "dev", name, "noprefixroute")
     _in(pid, "ip", "link", "set", name, "up")
     _in(pid, "ip", "route", "add", SUBNET, "dev", name, "src", address, "rto_min", _PATIENCE)

@@ -1,7 +1,7 @@
 """One end of a measured transfer; run as `python -I -S probe.py` on a host or at the bridge.
 
-`receive ADDRESS SKIPPED COUNTED` prints its port, takes one connection, and prints the bytes that came after the first
-SKIPPED ones and the seconds they took. `send ADDRESS PORT BYTES` sends.
+`receive ADDRESS SKIPPED COUNTED` prints its port, accepts one connection, and prints the number of bytes received after
+the first SKIPPED ones and the seconds they took. `send ADDRESS PORT BYTES` sends.
 """
 
 import socket
@@ -13,7 +13,7 @@ _LIMIT_S = 30.0
 
 
 def receive(address: str, skipped: int, counted: int) -> None:
-    """Takes `skipped + counted` bytes; those that come with the last skipped one are not counted."""
+    """Receives `skipped + counted` bytes; those that arrive with the last skipped one are not counted."""
     buffer = bytearray(_CHUNK_BYTES)
     with socket.create_server((address, 0)) as server:
         server.settimeout(_LIMIT_S)
@@ -44,7 +44,7 @@ def send(address: str, port: int, size: int) -> None:
         while size:
             size -= connection.send(chunk[:size])
         connection.shutdown(socket.SHUT_WR)
-        connection.recv(1)  # the receiver has everything
+        connection.recv(1)  # until the receiver has everything
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rates of links as texts: bits per second as in a resource file (`200mbit`), or bytes per second (`25MB`)."""
+"""Parses and formats link rates: bits per second as in a resource file (`200mbit`), or bytes per second (`25MB`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _BYTES_BY_PREFIX = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 
 
 
 def parse_rate(text: str) -> int:
-    """Bytes per second.
+    """Parses a rate; returns bytes per second.
 
     Raises:
-        ValueError: the text is no rate above 0.
+        ValueError: the text is not a rate above 0.
     """
     match = _BYTES.fullmatch(text)
     rate_bytes_per_s = int(Fraction(match[1]) * _BYTES_BY_PREFIX[match[2]]) if match else parse_bandwidth(text)
@@ -25,7 +25,7 @@ def parse_rate(text: str) -> int:
 
 
 def parse_host_rate(text: str) -> tuple[str, int]:
-    """Host and bytes per second of `host3=50mbit`.
+    """Parses `host3=50mbit`; returns the host and bytes per second.
 
     Raises:
         ValueError: the text has another form.
@@ -37,5 +37,5 @@ def parse_host_rate(text: str) -> tuple[str, int]:
 
 
 def mbit(rate_bytes_per_s: float) -> str:
-    """A rate as a resource file takes it."""
+    """Formats a rate for a resource file."""
     return f"{8 * rate_bytes_per_s / 1e6:.3f}".rstrip("0").rstrip(".") + "mbit"

@@ -164,7 +164,7 @@ def test_a_page_is_files_changes_and_commands():
     [
         ("2\n```", "3\n```", "not printed where it is shown: 3"),
         ("status=3", "status=4", "exit status 3"),
-        ("-print(1)", "-print(7)", "a.py has 0 times what is to be changed"),
+        ("-print(1)", "-print(7)", "a.py has the lines to change 0 times"),
     ],
 )
 def test_what_is_not_as_written_is_seen(tmp_path, monkeypatch, old, new, message):

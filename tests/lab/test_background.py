@@ -98,7 +98,7 @@ def test_links_of_their_own_rates_are_measured_each_way(up):
     status, stdout, stderr = command("check")
     assert status == 0, stderr
     words = [line.replace(",", "").replace("mbit", "").split() for line in stdout.splitlines()]
-    assert [line[:3] for line in words] == [["host0:", "asked", "80"], ["host1:", "asked", "32"]]
+    assert [line[:3] for line in words] == [["host0:", "configured", "80"], ["host1:", "configured", "32"]]
     for line in words:  # wide: a busy machine carries less for a moment
         assert all(0.6 < float(rate) / float(line[2]) < 1.1 for rate in (line[4], line[6])), stdout
 
