@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "every worker takes the first worker's piece of a whole tensor",
         "transform/passes/layouts.py",
-        "first = tf.minimum(self._offset(part.batch), share.rows - local)",
+        "first = tf.minimum(self._offset(part.batch), weight.rows - local)",
         "first = tf.zeros_like(self._offset(part.batch))",
         (*MIXED, "-k", "features"),
     ),
