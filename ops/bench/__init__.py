@@ -1,1 +1,1 @@
-"""Measures Parallax: `python -m ops.bench COMMAND`."""
+"""Benchmarks of Parallax: `python -m ops.bench COMMAND`."""

@@ -1,4 +1,4 @@
-"""The benchmarks' command line: `python -m ops.bench COMMAND`; without one it lists them."""
+"""The command line of the benchmarks: `python -m ops.bench COMMAND`; without COMMAND it lists them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from parallax.settings.arguments import CommandParser
 
 def main() -> None:
     """Runs the benchmark that the command line names."""
-    parser = CommandParser(prog="python -m ops.bench", description="Measures Parallax.")
+    parser = CommandParser(prog="python -m ops.bench", description="Runs benchmarks of Parallax.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     planning.add_command(commands)
     race.add_command(commands)

@@ -15,10 +15,10 @@ _LAST_LINES = 20
 
 
 def output_of(lab: Lab, words: Sequence[str]) -> str:
-    """What a command of Parallax prints there.
+    """Runs a command of Parallax on the first host, and returns its output.
 
     Raises:
-        SystemExit: it has failed; with its last lines.
+        SystemExit: the command failed; the text has its last lines.
     """
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     done = lab.run_on(

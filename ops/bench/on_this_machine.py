@@ -11,14 +11,14 @@ _LAST_LINES = 25
 
 
 def printed_by(name: str, words: Sequence[str]) -> str:
-    """What `python -m` with these words prints.
+    """Runs `python -m` with these words, and returns its output.
 
     Args:
-        name: of the benchmark.
+        name: name of the benchmark, for the error.
         words: a module and its arguments.
 
     Raises:
-        SystemExit: it has failed; with its last lines.
+        SystemExit: the command failed; the text has its last lines.
     """
     done = subprocess.run(
         [sys.executable, "-m", *words],

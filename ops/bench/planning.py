@@ -1,13 +1,13 @@
-"""How long it takes from a graph to one worker's graph: capture, plan and transform, on one core.
+"""Times the way from a graph to one worker's graph: capture, plan and transform, on one core.
 
     python -m ops.bench planning [--variables 1000] [--tables 100] [--workers 8] [--rounds 3]
     python -m ops.bench planning --timed [--variables 10000] [--tables 5000] [--hosts 512]
 
-The graph has that many variables (dense layers one after the other, and embedding tables looked up side by side), is
-trained by Adam with clipping by the global norm, and so has three times as many with the slots. Nothing is run.
+The graph has dense layers in sequence and embedding tables looked up in parallel, `--variables` variables in all. It is
+trained by Adam with clipping by the global norm, so slots triple the number of variables. The graph is not run.
 
-`--timed` makes a plan by predicted seconds alone, without a graph: variables of sizes drawn at random, on hosts whose
-links are all alike but for the noise of a measurement. Printed are seconds, peak memory, and the plan's bound and gap.
+`--timed` only makes a plan by predicted seconds, without a graph: variables have random sizes, and hosts have equal
+links up to measurement noise. It prints seconds, peak memory, and the plan's bound and gap.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from parallax.graph.spec import GraphSpec
 
 LIMIT_S = 10.0
-"""What a graph of 1,000 variables may take, on one core; and a plan by seconds of 10,000 on 512 hosts."""
+"""Time limit on one core, for a graph of 1,000 variables, and for a plan by seconds of 10,000 on 512 hosts."""
 
 LIMIT_MB = 1000.0
-"""What the latter may take."""
+"""Memory limit of the plan by seconds."""
 
 TIMED_VARIABLES, TIMED_TABLES = 10_000, 5_000
 
@@ -35,17 +35,17 @@ TIMED_VARIABLES, TIMED_TABLES = 10_000, 5_000
 def add_command(commands: Any) -> None:
     """Adds `planning` to the benchmark's command line."""
     parser = commands.add_parser("planning", help="seconds for capture, plan and transform of a large graph")
-    parser.add_argument("--variables", type=int, help="default 1000; timed 10000")
-    parser.add_argument("--tables", type=int, help="how many of them are embedding tables; default 100, timed 5000")
+    parser.add_argument("--variables", type=int, help="default 1000; with --timed 10000")
+    parser.add_argument("--tables", type=int, help="embedding tables among them; default 100; with --timed 5000")
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--timed", action="store_true", help="a plan by predicted seconds, without a graph")
-    parser.add_argument("--hosts", type=int, default=512, help="of a timed plan, with a worker on each")
+    parser.add_argument("--timed", action="store_true", help="only make a plan by predicted seconds, without a graph")
+    parser.add_argument("--hosts", type=int, default=512, help="hosts of --timed, with a worker on each")
     parser.add_argument("--rounds", type=int, default=3)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measures and prints a line a step, medians over the rounds."""
+    """Measures, and prints a line per stage, medians over the rounds."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     if arguments.timed:
         run_timed(arguments.variables or TIMED_VARIABLES, arguments.tables or TIMED_TABLES, arguments.hosts)
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"  {step:<10} {statistics.median(r[step] for r in rounds):6.2f} s")
     totals = [sum(r.values()) for r in rounds]
     spread = f"from {min(totals):.2f} to {max(totals):.2f}"
-    print(f"  {'total':<10} {statistics.median(totals):6.2f} s ({spread}; wanted below {LIMIT_S:.0f} s)")
+    print(f"  {'total':<10} {statistics.median(totals):6.2f} s ({spread}; limit {LIMIT_S:.0f} s)")
 
 
 def run_timed(variables: int, tables: int, hosts: int) -> None:
@@ -80,15 +80,15 @@ def run_timed(variables: int, tables: int, hosts: int) -> None:
     known = plan.prediction
     routes = [v.route for v in plan.variables]
     print(f"{variables} variables, {tables} of them tables, {hosts} hosts, a plan by seconds, one core")
-    print(f"  time       {seconds:6.2f} s, of a processor {cpu_seconds:.2f} s (wanted below {LIMIT_S:.0f} s)")
-    print(f"  memory     {peak_mb:6.0f} MB (wanted below {LIMIT_MB:.0f} MB)")
+    print(f"  time       {seconds:6.2f} s, CPU time {cpu_seconds:.2f} s (limit {LIMIT_S:.0f} s)")
+    print(f"  memory     {peak_mb:6.0f} MB (limit {LIMIT_MB:.0f} MB)")
     print(f"  step       {1e3 * (known.step_s or 0):.6g} ms, bound {1e3 * (known.lower_bound_s or 0):.6g} ms")
     print(f"  gap        {100 * (known.gap or 0):.2g} % ({known.bound_of})")
     print(f"  routes     {', '.join(f'{routes.count(r)} {r}' for r in sorted(set(routes)))}")
 
 
 def large_model(variables: int, tables: int, hosts: int) -> tuple[GraphSpec, PlanInputs]:
-    """A model of sizes drawn at random, and a made-up cluster: the benchmark is of the planner, not of a cluster."""
+    """Returns a model of random sizes, and a made-up cluster: the benchmark measures the planner only."""
     from parallax.cluster.plan_inputs import PlanInputs
     from parallax.cluster.profiles import CLUSTER_PROFILE_VERSION, OPERATIONS, AlphaBeta, ClusterProfile, HostProfile
     from parallax.graph.spec import GradientSource, GraphSpec, Part, VariableClass, VariableSpec
@@ -111,7 +111,7 @@ def large_model(variables: int, tables: int, hosts: int) -> tuple[GraphSpec, Pla
 
 
 def build(variables: int, tables: int) -> Any:
-    """A graph with so many variables, with its training op."""
+    """Returns a graph with this many variables and a training op."""
     import tensorflow as tf
 
     v1 = tf.compat.v1
@@ -130,7 +130,7 @@ def build(variables: int, tables: int) -> Any:
 
 
 def measure(graph: Any, workers: int) -> dict[str, float]:
-    """Seconds of each step, once."""
+    """Returns the seconds of each stage, measured once."""
     from parallax.analysis.planner import make_plan, part_routes
     from parallax.analysis.propagation.classify import classify
     from parallax.analysis.propagation.propagate import propagate

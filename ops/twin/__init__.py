@@ -1,4 +1,4 @@
-"""A cluster's twin: accelerators that take time and no cores, so that many hosts fit on a few cores.
+"""The twin of a cluster: emulated accelerators take time but no cores, so that many hosts fit on a few cores.
 
-What is dilated and what is not stands in docs/benchmarks.md.
+docs/benchmarks.md lists what is dilated.
 """

@@ -1,9 +1,9 @@
-"""Layers on an accelerator that is not there: they take its time, forward and backward, and none of the cores'.
+"""Layers on an emulated accelerator: forward and backward passes take its time, and no time of the cores.
 
-Tensors are on the accelerator (a layer's input from the layer before, and its output) or come from the host and go back
-there (variables, rows of tables, their gradients, the loss). A layer is launched when all its inputs are there, and
-does not wait for the layer before: the accelerator runs its layers one after the other, in the order of the launches.
-What goes to the host is there when the layer is over.
+Tensors are on the accelerator (a layer's input from the layer before, and its output) or come from the host and return
+there (variables, rows of tables, their gradients, the loss). A layer is launched when all its inputs are available,
+without waiting for the layer before to finish: the accelerator runs layers one at a time, in launch order. Outputs to
+the host are available when the layer has finished.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from ops.twin.library import twin_ops
 
 Compute = Callable[..., Any]
-"""From a layer's inputs, as tensors, to its output."""
+"""Computes a layer's output from its input tensors."""
 
 
 class Values(enum.Enum):
-    """What the layers of a graph give, and what they take.
+    """How the layers of a graph compute values, and at what pace.
 
     Attributes:
         ZEROS: zeros of the right shapes, at the accelerator's pace.
-        REAL: what is computed, at the accelerator's pace as long as the cores, which compute it, are not slower.
-        CORES: what is computed, at the cores' pace. No accelerator.
+        REAL: computed values, at the accelerator's pace unless the cores, which compute them, are slower.
+        CORES: computed values, at the cores' pace, without an accelerator.
     """
 
     ZEROS = "zeros"
@@ -42,16 +42,16 @@ def layer(
     *,
     to_host: bool = False,
 ) -> Any:
-    """A layer's output, in the default graph, with gradients.
+    """Adds a layer to the default graph, and returns its output, which has gradients.
 
     Args:
-        values: what the output and the gradients shall be.
-        compute: makes the output, one tensor, from `inputs` and then `from_host`. With ZEROS its shape alone is taken.
+        values: how the output and the gradients are computed.
+        compute: makes the output, one tensor, of `inputs` followed by `from_host`. With ZEROS only its shape is used.
         inputs: tensors on the accelerator.
-        from_host: tensors that come from the host, and whose gradients go there.
-        forward_s: seconds of the accelerator, not less than 0.
+        from_host: tensors that come from the host, to which their gradients go.
+        forward_s: seconds on the accelerator, at least 0.
         backward_s: the same, for the gradients of all inputs.
-        to_host: the output is for the host, as a loss is.
+        to_host: whether the output goes to the host, as a loss does.
 
     Raises:
         ValueError: a shape is not known before the graph runs.
@@ -63,7 +63,7 @@ def layer(
         return compute(*taken)
     unknown = [one for one in taken if not one.shape.is_fully_defined()]
     if unknown:
-        raise ValueError(f"A layer's shapes must be known, and {unknown[0].name} is {unknown[0].shape}.")
+        raise ValueError(f"A layer's shapes must be known, but {unknown[0].name} is {unknown[0].shape}.")
     zeros = values is Values.ZEROS
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -92,7 +92,7 @@ def layer(
 
 
 def _launch(inputs: Sequence[Any], like: Sequence[Any], seconds: float, *, passes: bool) -> tuple[Any, list[Any]]:
-    """When the layer is over, and its outputs, of types and shapes as `like`."""
+    """Launches a layer; returns the time when it finishes, and its outputs, with the types and shapes of `like`."""
     until, outputs = twin_ops().twin_launch(
         inputs=list(inputs),
         output_types=[one.dtype for one in like],
@@ -104,7 +104,7 @@ def _launch(inputs: Sequence[Any], like: Sequence[Any], seconds: float, *, passe
 
 
 def _wait(until: Any, value: Any) -> Any:
-    """A tensor, or None, when a layer is over."""
+    """Returns a tensor, or None, once a layer has finished."""
     if value is None:
         return None
     types, shapes = [value.dtype], [value.shape]
@@ -112,7 +112,7 @@ def _wait(until: Any, value: Any) -> Any:
 
 
 def _wait_for_zeros(until: Any, like: Any) -> Any:
-    """Zeros of a tensor's shape when a layer is over; None for what has no gradient."""
+    """Returns zeros of a tensor's shape once a layer has finished; None for a tensor without a gradient."""
     if not like.dtype.is_floating:
         return None
     types, shapes = [like.dtype], [like.shape]
@@ -120,7 +120,7 @@ def _wait_for_zeros(until: Any, like: Any) -> Any:
 
 
 def _output_of(compute: Compute, taken: Sequence[Any]) -> Any:
-    """What `compute` would give, in a graph that is thrown away."""
+    """Returns the output of `compute` in a temporary graph, for its type and shape."""
     import tensorflow as tf
 
     with tf.Graph().as_default():

@@ -1,4 +1,4 @@
-"""Clusters that are emulated: how fast their links are, and how fast one accelerator trains each network.
+"""Emulated clusters: the rates of their links, and the pace of one accelerator for each network.
 
 Each pace has its source. The paper is Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural
 Networks", EuroSys 2019.
@@ -14,12 +14,12 @@ GBIT = 1e9 / 8
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast one accelerator trains a network, without any exchange.
+    """The training speed of one accelerator for a network, without any exchange.
 
     Attributes:
-        units_per_s: of the network's unit.
-        batch: examples of a step.
-        source: where the figure comes from; begins with `estimated` where nobody has measured it.
+        units_per_s: throughput in the network's unit.
+        batch: examples per step.
+        source: source of the figure; begins with `estimated` if it was not measured.
     """
 
     units_per_s: float
@@ -27,7 +27,7 @@ class Pace:
     source: str
 
     def step_s(self, units_of_example: int) -> float:
-        """Seconds of a step."""
+        """Returns the seconds of a step."""
         return self.batch * units_of_example / self.units_per_s
 
 
@@ -36,10 +36,10 @@ class Cluster:
     """Hosts of one accelerator each.
 
     Attributes:
-        hosts: how many, unless others are asked for.
-        rate_bytes_per_s: of each host's link, each way.
-        accelerator: which.
-        paces: by network.
+        hosts: default number of hosts.
+        rate_bytes_per_s: rate of each host's link, each way.
+        accelerator: name of the accelerator.
+        paces: paces by network.
     """
 
     hosts: int
@@ -48,10 +48,10 @@ class Cluster:
     paces: Mapping[str, Pace]
 
 
-_PAPER = "throughput of Parallax on 48 devices over its speed-up from one device to 48, both of the paper"
+_PAPER = "throughput of Parallax on 48 devices over its speed-up from one device to 48, both from the paper"
 _TITAN_XP = {
     # 274,000 and 204,000 words/s, 7,600 and 5,900 images/s; speed-ups of 9.4, 18.4, 39.8 and 43.6. The speed-ups are
-    # taken from memory of the paper, and not certain.
+    # quoted from memory of the paper, and uncertain.
     "lm": Pace(274_000 / 9.4, 128, _PAPER),
     "nmt": Pace(204_000 / 18.4, 128, _PAPER),
     "resnet50": Pace(7_600 / 39.8, 64, _PAPER),
@@ -66,13 +66,13 @@ _A100 = {
     "inception_v3": Pace(
         _RESNET50_A100 * 3.86 / 5.71,
         256,
-        "estimated: ResNet-50's pace by the multiply-adds of both, 3.86e9 and 5.71e9 an image",
+        "estimated: ResNet-50's pace, scaled by multiply-adds per image, 3.86e9 over 5.71e9",
     ),
     # 14,106 words/s: V100, float32, batches of 128; 412 images/s: V100, float32 and XLA.
     "nmt": Pace(
         _GNMT_V100 * _RESNET50_A100 / _RESNET50_V100,
         128,
-        f"estimated: GNMT on a V100 ({_NVIDIA}/Translation/GNMT/README.md), faster by what ResNet-50 is on an A100",
+        f"estimated: GNMT on a V100 ({_NVIDIA}/Translation/GNMT/README.md), scaled by ResNet-50's speed-up on an A100",
     ),
     "wide": Pace(
         156e12 / 2 / (6 * 8 * 4096**2),
@@ -82,7 +82,7 @@ _A100 = {
     "lm": Pace(
         _TITAN_XP["lm"].units_per_s * _RESNET50_A100 / _TITAN_XP["resnet50"].units_per_s,
         128,
-        "estimated: the TITAN Xp's pace, faster by what ResNet-50 is on an A100",
+        "estimated: the TITAN Xp's pace, scaled by ResNet-50's speed-up on an A100",
     ),
 }
 
@@ -92,16 +92,16 @@ CLUSTERS = {
     "today-25gbit": Cluster(8, 25 * GBIT, "A100 40 GB, TF32", _A100),
     "today-10gbit": Cluster(8, 10 * GBIT, "A100 40 GB, TF32", _A100),
 }
-"""By name, as `--accelerators` takes it."""
+"""By name, as `--accelerators` accepts it."""
 
 SLOWER = 1024
-"""Times that a link is slower in the twin, unless asked otherwise: two cores can then fill the links of eight hosts.
+"""Default factor by which links are slowed in the twin: two cores can then fill the links of eight hosts.
 
-Time is dilated by one part of that (DILATION), and bytes are divided by the rest."""
+It is the product of the dilation of time (DILATION) and the divisor of bytes."""
 
 DILATION = {"wide": 16, "lm": 64, "nmt": 16, "resnet50": 16, "inception_v3": 16}
-"""Times that time is dilated, by network, unless asked otherwise; SLOWER over it divides the bytes.
+"""Default dilation of time, by network; SLOWER over it divides the bytes.
 
-The language model has short steps and the largest tables; of the other networks a step takes seconds in the twin even
-so. A host counts as many times the cores that it has here, for what is done for each message (docs/benchmarks.md).
+The language model has short steps and the largest tables. A step of the other networks takes seconds in the twin even
+so. For the work per message, a host counts as one with that many times its cores here (docs/benchmarks.md).
 """

@@ -1,4 +1,4 @@
-"""The library of the twin's ops: compiled at its first use, as it is for benchmarks and not part of the product."""
+"""The library of the twin's ops, compiled at its first use: it is for benchmarks and not part of the product."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ BUILT = SOURCES.parents[2] / "build" / "twin"
 
 @functools.cache
 def twin_ops() -> Any:
-    """The ops, as `twin_launch` and `twin_wait`; registered once loaded."""
+    """Loads and returns the ops, as `twin_launch` and `twin_wait`, which registers them."""
     import tensorflow as tf
 
     return tf.load_op_library(str(built_library()))
 
 
 def built_library() -> Path:
-    """The library of these sources and this TensorFlow, in the source tree's folder `build`; built if it is missing.
+    """Returns the library for these sources and this TensorFlow, in the source tree's `build`; builds it if missing.
 
-    Of several processes that want it at one time one builds it, and the others wait.
+    If several processes need it at the same time, one builds it and the others wait.
 
     Raises:
-        subprocess.CalledProcessError: the compiler failed; what it said is on standard error.
+        subprocess.CalledProcessError: the compiler failed; its messages are on standard error.
     """
     import tensorflow as tf
 

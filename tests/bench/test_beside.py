@@ -45,5 +45,5 @@ def test_the_other_checkout_is_named_where_it_is_asked_for(tmp_path):
     for words in (("--systems", BESIDE), ("--beside", str(ROOT))):
         with pytest.raises(SystemExit, match="among the systems and --beside DIR belong together"):
             wanted(*words)
-    with pytest.raises(SystemExit, match=r"must be a checkout of the project after `make install`, and .* is none"):
+    with pytest.raises(SystemExit, match=r"must be a checkout of the project after `make install`, but .* is not"):
         wanted("--systems", BESIDE, "--beside", str(tmp_path))

@@ -20,8 +20,8 @@ def line(rank: int, waited_s: float, above: int, equal: bool | None = None) -> d
 def test_each_round_is_told_by_the_worker_that_has_most() -> None:
     lines = [line(1, 0.02, 70 * MB), line(0, 0.04, 60 * MB, True), line(0, 0.08, 80 * MB, False), line(1, 0.02, 9)]
     first, _, one, two, shared, last = report(lines)
-    assert first.startswith("200 MB, 2 workers; before, a worker holds at most 600 MB (PSS)")
+    assert first.startswith("200 MB, 2 workers; peak PSS of a worker without checkpoints: 600 MB;")
     assert one.split() == "5.00 60 MB | 2.00 90 MB | 0.040 2.0% 3.0 70 MB 5 MB 7 20.0 10.0 equal".split()
     assert "0.080   4.0%" in two and two.endswith("DIFFERENT")
-    assert shared == "All workers write it in 0.40 of the time that worker 0 alone takes (median)."
-    assert "Training waits 3.0% of" in last and "at most 80 MB above its share" in last
+    assert shared == "With all workers writing, a checkpoint takes 0.40 of worker 0's time (median)."
+    assert "training waits 3.0% of" in last and "grows by at most 80 MB" in last

@@ -15,7 +15,7 @@ def test_a_step_is_that_of_the_median_epoch_without_the_first():
 
 
 def test_one_epoch_has_no_step():
-    with pytest.raises(ValueError, match="in the second epoch and later ones, and there were 1"):
+    with pytest.raises(ValueError, match="from the second epoch on, but the job had 1"):
         step_of([9.0], [9.0], steps=10)
 
 
@@ -38,10 +38,10 @@ def test_the_report_says_what_each_took_and_whether_it_is_what_is_asked():
     ]
     apart = "fit with equal rows apart takes 1.{} times (1.000 to {}) those with merged rows."
     assert lines[5:] == [
-        "Seconds: fit with merged rows takes 1.015 times (1.000 to 1.030) the graph's, within what is asked, 1.05.",
+        "Seconds: fit with merged rows takes 1.015 times (1.000 to 1.030) the graph's, within the target, 1.05.",
         f"Seconds: {apart.format('500', '2.000')}",
-        "Processor seconds: fit with merged rows takes 1.400 times (1.300 to 1.500) the graph's, NOT within what is "
-        "asked, 1.05.",
+        "Processor seconds: fit with merged rows takes 1.400 times (1.300 to 1.500) the graph's, NOT within the "
+        "target, 1.05.",
         f"Processor seconds: {apart.format('250', '1.500')}",
     ]
 

@@ -36,8 +36,8 @@ def test_median_and_worst_error_are_held_against_what_is_wanted() -> None:
     lines = table(good)
     assert lines[1].split() == ["lm", "4", "200", "105.0", "ms", "100.0", "ms", "+5.0%", "100.0-100.0", "ms"]
     assert lines[-2:] == [
-        "Median error 5.0%, at most 8% wanted: as wanted",
-        "Worst error 19.0%, at most 20% wanted: as wanted",
+        "Median error 5.0%, target at most 8%: met",
+        "Worst error 19.0%, target at most 20%: met",
     ]
     missed = table([case("lm", 4, 0.05, 0.1)])
     assert [line.rpartition(" ")[2] for line in missed[-2:]] == ["MISSED", "MISSED"]

@@ -51,8 +51,8 @@ def test_the_ratio_is_that_of_the_medians() -> None:
 def test_the_table_tells_the_share_near_the_best_and_what_was_left_out() -> None:
     near, far = case((0.0104,), (0.01,)), case((0.02,), (0.01,))
     lines = table([near] * 9 + [far])
-    assert "ratio 2.000; 2 of 9 plans measured, 4 too far behind, 2 beyond the bound" in lines[-3]
-    assert "Within 5% of the best: 9 of 10 cases, 90%; at least 90% wanted: as wanted" in lines[-2]
+    assert "ratio 2.000; 2 of 9 plans measured, 4 left out as too slow, 2 by --plans" in lines[-3]
+    assert "Within 5% of the best: 9 of 10 cases, 90%; target at least 90%: met" in lines[-2]
     assert "40 of 90 plans" in lines[-1]
     assert "MISSED" in table([near, far])[-2]
 

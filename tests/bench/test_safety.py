@@ -30,7 +30,7 @@ assert not secret()
 def test_the_median_lies_between_the_ranks_that_the_binomial_distribution_gives():
     assert interval_of_median(range(1, 21)) == (6, 15)
     assert interval_of_median(range(1, 6)) == (1, 5)
-    assert str(Ratios((0.5, 1.0, 1.5))).startswith("1.0000 (half between 0.5000 and 1.5000;")
+    assert str(Ratios((0.5, 1.0, 1.5))).startswith("1.0000 (quartiles 0.5000 and 1.5000;")
 
 
 def test_a_job_can_be_started_without_liveness_and_without_the_fence():

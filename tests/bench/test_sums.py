@@ -27,9 +27,11 @@ def test_methods_are_chosen_by_every_other_size_and_the_others_tell_how_well():
     assert lines[4].startswith("| 1000 | 4.000 | 2.000 | 1.000 | leader | 1.5 | 1.500 | 0.25 | 0.50 |")
     assert lines[5].startswith("| 2000 | 6.000 | 4.000 | 3.800 | leader | 0.8 | 1.500 | 0.63 | 0.95 | 0.0% |")
     assert lines[7].startswith("| 8000 | 18.000 | 16.000 | 18.000 | halving | 0.8 | 1.500 | 0.89 | 1.00 | 0.0% |")
-    assert lines[-2].startswith("Taken: leader up to 3,")
+    assert lines[-2].startswith("Choice: leader up to 3,")
     assert lines[-2].endswith("halving. Without a profile: leader up to 16,384 B, slices.")
-    assert lines[-1].startswith("Of 2 held-out sizes what is taken needs 0.0% longer than the fastest (at most 0.0%)")
+    assert lines[-1].startswith(
+        "At 2 held-out sizes the choice takes 0.0% longer than the fastest (mean; at most 0.0%)"
+    )
 
 
 def test_the_median_round_counts():

@@ -129,4 +129,4 @@ def test_a_system_of_another_checkout_is_refused_before_anything_starts(capsys):
     command.add_command(parser.add_subparsers())
     with pytest.raises(SystemExit):
         parser.parse_args(["twin", "--systems", "parallax,parallax-beside"])
-    assert "parallax-beside: it is of another checkout, which `race --beside DIR` is given" in capsys.readouterr().err
+    assert "parallax-beside needs another checkout. Use `race --beside DIR`." in capsys.readouterr().err

@@ -199,5 +199,5 @@ def test_the_graph_of_real_values_grows_by_the_layer():
 
 def test_an_unknown_shape_is_refused(graph):
     x = v1.placeholder(tf.float32, [None, 3], name="batch")
-    with pytest.raises(ValueError, match="shapes must be known, and batch:0 is"):
+    with pytest.raises(ValueError, match="shapes must be known, but batch:0 is"):
         layer(Values.ZEROS, tf.identity, [x], [], TAKES_S, 0.0)

@@ -1,1 +1,1 @@
-"""What a checkpoint costs the training that waits for it, and the training that goes on beside it."""
+"""The cost of checkpoints, with training stopped and with training running."""

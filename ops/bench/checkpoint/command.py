@@ -1,6 +1,6 @@
-"""The command `python -m ops.bench checkpoint`: one job that saves while it stands and during training, by turns.
+"""The command `python -m ops.bench checkpoint`: one job saves with training stopped and with training running.
 
-While it stands it saves twice: once worker 0 alone sees the folder and writes, and once all workers.
+With training stopped it saves twice: once worker 0 alone sees the folder and writes, once all workers write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ops.lab.lab import Lab, why_not
 from parallax.report.text import bytes_text
 
 LINE = "checkpoint bench "
-"""Begins a line of figures in what the job prints."""
+"""Prefix of the job's output lines with figures."""
 
 _SCRIPT = Path(__file__).with_name("script.py")
 _WIDTH = 64
@@ -30,15 +30,15 @@ def add_command(commands: Any) -> None:
     """Adds `checkpoint` to the benchmark's command line."""
     parser = commands.add_parser(
         "checkpoint",
-        help="checkpoints during training, and while it waits",
-        description="Trains a table on workers of this machine, or of emulated hosts, and saves each round's step "
-        "three times: while training waits, by worker 0 alone and by all workers, and during training. Prints the "
-        "seconds until each is on the disk, how long training waited, and what processes held above their share.",
+        help="the cost of checkpoints, with training stopped and with training running",
+        description="Trains a table on workers of this machine or of emulated hosts. Each round saves one step three "
+        "times: with training stopped, by worker 0 alone and by all workers, and with training running. Prints the "
+        "seconds until each checkpoint is on the disk, the time that training waits, and the extra memory.",
     )
-    parser.add_argument("--gigabytes", type=float, default=2.0, metavar="GB", help="table and slot together (2)")
-    parser.add_argument("--workers", type=int, default=4, metavar="N", help="on this machine (4)")
-    parser.add_argument("--hosts", type=int, metavar="N", help="emulated ones of a worker each, which see one disk")
-    parser.add_argument("--rate", type=rate, default="200mbit", help="of each emulated host's link (200mbit)")
+    parser.add_argument("--gigabytes", type=float, default=2.0, metavar="GB", help="size of table and slot (2)")
+    parser.add_argument("--workers", type=int, default=4, metavar="N", help="workers on this machine (4)")
+    parser.add_argument("--hosts", type=int, metavar="N", help="emulated hosts with one worker each and a shared disk")
+    parser.add_argument("--rate", type=rate, default="200mbit", help="rate of each emulated link (200mbit)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="checkpoints of each kind (3)")
     parser.set_defaults(run=run)
 
@@ -61,10 +61,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def report(lines: list[dict[str, Any]]) -> list[str]:
-    """The table, a line for each round.
+    """Returns the table, one line per round.
 
     Args:
-        lines: the figures of each worker in each round, the rounds of a worker in order.
+        lines: the figures of each worker and round; each worker's rounds are in order.
     """
     by_rank: dict[int, list[dict[str, Any]]] = {}
     for line in lines:
@@ -72,8 +72,8 @@ def report(lines: list[dict[str, Any]]) -> list[str]:
     rounds = list(zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=True))
     first = rounds[0][0]
     said = [
-        f"{bytes_text(first['bytes'])}, {len(by_rank)} workers; before, a worker holds at most "
-        f"{bytes_text(max(one['share'] for one in rounds[0]))} (PSS); memory above that is of the worker that has most",
+        f"{bytes_text(first['bytes'])}, {len(by_rank)} workers; peak PSS of a worker without checkpoints: "
+        f"{bytes_text(max(one['share'] for one in rounds[0]))}; above: the largest increase of a worker's peak PSS",
         f"{'one, s':>9}{'above':>9}   |{'all, s':>9}{'above':>9}   |"
         f"{'waits, s':>9}{'of it':>7}{'written, s':>11}{'above':>9}{'copied':>9}"
         f"{'steps':>6}{'ms each':>8}{'before':>7}   bits",
@@ -94,9 +94,9 @@ def report(lines: list[dict[str, Any]]) -> list[str]:
     writing = statistics.median(
         max(one["stood_s"] for one in workers) / max(one["alone_s"] for one in workers) for workers in rounds
     )
-    said.append(f"All workers write it in {writing:.2f} of the time that worker 0 alone takes (median).")
+    said.append(f"With all workers writing, a checkpoint takes {writing:.2f} of worker 0's time (median).")
     said.append(
-        f"Training waits {share:.1%} of the time that it waits without (median; at most 5 % asked), and a process "
-        f"holds at most {bytes_text(above)} above its share (300 MB asked)."
+        f"Running training waits {share:.1%} of the time of a blocking checkpoint (median; target: at most 5 %), and a "
+        f"worker's peak PSS grows by at most {bytes_text(above)} (target: 300 MB)."
     )
     return said

@@ -1,8 +1,8 @@
-"""The job that `python -m ops.bench checkpoint` runs: a table with Zipf ids, trained and saved in both ways.
+"""The job that `python -m ops.bench checkpoint` runs: trains a table with Zipf ids, and saves it in each way.
 
-`script.py ROWS WIDTH FOLDER ROUNDS`: in each round the workers stand still while a checkpoint is written by worker 0,
-whose folder the others do not see, and while one is written by all, in turns the one or the other first. Then one of
-the same step is frozen, and they train until that is written too. All are compared, byte by byte, on worker 0.
+`script.py ROWS WIDTH FOLDER ROUNDS`: in each round training stops for two checkpoints, in alternating order: one that
+worker 0 writes to a folder that the others do not see, and one that all workers write. Then a third checkpoint of the
+same step is frozen, and the workers train until it is written. Worker 0 compares all three byte by byte.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from parallax.runtime.checkpoint.hook import CheckpointHook
 BATCH, IDS, HIDDEN, WARM, BEFORE = 128, 10, 64, 10, 40
 _LOOK_S = 0.1
 _CHUNK_BYTES = 64 * 2**20
-_COMPARE_S = 3600.0  # the others train meanwhile, and would be said to wait in vain
+_COMPARE_S = 3600.0  # while worker 0 compares, the others wait in a step, which must not be reported as a stall
 
 
 @dataclass
 class Memory:
-    """Watches what this process and its image hold together: pages that both have count once (PSS)."""
+    """Samples the memory (PSS) of this process and its forked image together: shared pages count once."""
 
     peak_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
-        """Begins to look, from a thread."""
+        """Starts the sampling thread."""
         threading.Thread(target=self._watch, daemon=True).start()
 
     def peak(self) -> int:
-        """The most since the last call."""
+        """Returns the peak since the last call."""
         with self._lock:
             peak, self.peak_bytes = self.peak_bytes, 0
         return peak
@@ -61,7 +61,7 @@ class Memory:
 
 
 def build(rows: int, width: int) -> Any:
-    """A table and two dense layers: table and slot take 8 · rows · width bytes together."""
+    """Returns a graph of a table and two dense layers; table and slot take 8 · rows · width bytes together."""
     graph = tf.Graph()
     with graph.as_default():
         ids = tf.placeholder(tf.int64, [BATCH, IDS], name="ids")
@@ -76,14 +76,14 @@ def build(rows: int, width: int) -> Any:
 
 @dataclass
 class Loop:
-    """The training of one worker."""
+    """The training loop of one worker."""
 
     session: Any
     draw: Any
     rows: int
 
     def step(self) -> float:
-        """Trains on one batch; gives the seconds that it took."""
+        """Trains on one batch, and returns the step time in seconds."""
         ids = self.draw.zipf(1.2, [BATCH, IDS]) % self.rows
         began_s = time.monotonic()
         self.session.run("train", {"ids:0": [ids]})
@@ -112,11 +112,11 @@ def main() -> None:
 def one_round(
     loop: Loop, saved: Checkpoints, raw: Any, memory: Memory, folder: Path, before: int
 ) -> dict[str, float | bool]:
-    """The figures of one checkpoint in each way, of one step."""
+    """Saves one step in each way, and returns the figures."""
     assert saved.concurrent is not None
     beside = ConcurrentCheckpoints(
         saved.storage, saved.concurrent.comm, saved.concurrent.freezer
-    )  # not the hook's, which takes it
+    )  # not the hook's object, whose result the hook takes
     memory.peak()
     usual = [loop.step() for _ in range(before)]
     share_bytes = memory.peak()
@@ -129,7 +129,7 @@ def one_round(
         sys.exit(f"Nothing was written during training: {refusal}")
     waited_s = time.monotonic() - began_s
     meanwhile = []
-    while loop.session.workers.allreduce(int(beside.is_writing)):  # all train as long as one of them writes
+    while loop.session.workers.allreduce(int(beside.is_writing)):  # all workers train while any of them writes
         meanwhile.append(loop.step())
     copied_bytes = beside.pop_result().copied_bytes
     return {
@@ -152,7 +152,7 @@ def one_round(
 def save_blocking(
     saved: Checkpoints, raw: Any, memory: Memory, folder: Path, name: str, step: int
 ) -> tuple[float, int, int]:
-    """Saves while training waits, `alone` by worker 0: seconds, the most that was held, and the checkpoint's bytes."""
+    """Saves with training stopped, `alone` by worker 0; returns seconds, peak memory and the checkpoint's bytes."""
     comm = saved.storage.comm
     is_blind = name == "alone" and comm.Get_rank() > 0
     began_s = time.monotonic()
@@ -162,7 +162,7 @@ def save_blocking(
 
 
 def equal(one: Path, other: Path) -> bool:
-    """Whether the latest checkpoints of two folders have the same tensors, bit by bit; deletes the first folder."""
+    """Returns whether the latest checkpoints of two folders are equal, bit by bit; deletes the first folder."""
     first, second = (Bundle(tf.train.latest_checkpoint(str(folder))) for folder in (one, other))
     same = first.tensors.keys() == second.tensors.keys()
     for key, tensor in first.tensors.items():
@@ -177,7 +177,7 @@ def equal(one: Path, other: Path) -> bool:
 def _pss(process: psutil.Process) -> int:
     try:
         return int(process.memory_full_info().pss)
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # the process has just ended
         return 0
 
 

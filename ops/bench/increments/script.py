@@ -1,6 +1,6 @@
-"""The job that `python -m ops.bench increments` runs: a table with Zipf ids, by Adagrad, saved every so many steps.
+"""The job that `python -m ops.bench increments` runs: trains a table with Zipf ids by Adagrad, and saves increments.
 
-`script.py ROWS WIDTH FOLDER INCREMENTS STEPS IDS`: the first checkpoint and the last are whole.
+`script.py ROWS WIDTH FOLDER INCREMENTS STEPS IDS`: saves every STEPS steps; the first and last checkpoints are full.
 """
 
 import sys
@@ -26,7 +26,7 @@ saved = parallax.CheckPointConfig(folder, save_ckpt_steps=steps, whole_every=inc
 config = parallax.Config(seed=1, routes={"table": "alltoall"}, ckpt_config=saved)
 sess, _, worker_id, _ = parallax.parallel_run(graph, parallax_config=config)
 
-shares = np.cumsum(1.0 / np.arange(1, rows + 1))  # Zipf: row r is asked for 1 / (r + 1) times as often as row 0
+shares = np.cumsum(1.0 / np.arange(1, rows + 1))  # Zipf: row r is looked up 1 / (r + 1) times as often as row 0
 draw = np.random.RandomState(worker_id)
 with sess:
     for _ in range(increments * steps):

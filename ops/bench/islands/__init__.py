@@ -1,1 +1,1 @@
-"""Time to a held-out loss in islands behind a slow link, beside synchronous training."""
+"""Time to a held-out loss in islands behind a slow link, compared with synchronous training."""

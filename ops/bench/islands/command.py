@@ -1,4 +1,4 @@
-"""`python -m ops.bench islands`: time and steps to a held-out loss, synchronous and in islands, in one run."""
+"""The command `python -m ops.bench islands`: time and steps to a held-out loss, synchronous and in islands."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ METHODS = {
     "DiLoCo, every 8": "every=8",
     "DiLoCo, every 32": "every=32",
 }
-_EVALUATE_EVERY = 32  # islands have met
+_EVALUATE_EVERY = 32  # a multiple of each method's `every`, so that islands have just exchanged
 _SCRIPT = Path(__file__).parent / "train.py"
 
 Curve = Sequence[tuple[int, float, float]]
-"""(step, seconds of training, held-out loss)."""
+"""Points of (step, seconds of training, held-out loss)."""
 
 
 def add_command(commands: Any) -> None:
@@ -35,18 +35,20 @@ def add_command(commands: Any) -> None:
         "islands",
         help="time to a held-out loss in two islands behind a slow link",
         description="Trains in two islands of two emulated hosts, synchronously and by each method, and prints time "
-        "and steps to the best held-out loss that all of them come to.",
+        "and steps to the best held-out loss that all of them reach.",
     )
     parser.add_argument("--tasks", nargs="+", choices=TASK_NAMES, default=TASK_NAMES, help="(lm recsys)")
-    parser.add_argument("--steps", type=int, default=320, metavar="N", help="of each method (320)")
-    parser.add_argument("--rate", type=parse_rate, default="1gbit", metavar="RATE", help="of hosts (1gbit)")
-    parser.add_argument("--between", type=parse_rate, default="50mbit", metavar="RATE", help="of islands (50mbit)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the curves go")
+    parser.add_argument("--steps", type=int, default=320, metavar="N", help="steps of each method (320)")
+    parser.add_argument("--rate", type=parse_rate, default="1gbit", metavar="RATE", help="link rate of hosts (1gbit)")
+    parser.add_argument(
+        "--between", type=parse_rate, default="50mbit", metavar="RATE", help="link rate between islands (50mbit)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the curves to FILE")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measures and prints."""
+    """Trains each task by each method, and prints a table per task."""
     if reason := why_not():
         print(f"No emulated hosts ({reason}), so nothing is measured.")
         return
@@ -69,10 +71,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def lines_of(curves: Mapping[str, Curve]) -> list[str]:
-    """The table of a task: for each method the first evaluation at the best loss that all of them come to.
+    """Returns a task's table: for each method, the first evaluation at or below the best loss that all methods reach.
 
     Args:
-        curves: by method; one is synchronous.
+        curves: by method, SYNCHRONOUS included.
     """
     target = max(min(loss for _, _, loss in curve) for curve in curves.values())
     reached = {method: next(point for point in curve if point[2] <= target) for method, curve in curves.items()}

@@ -1,4 +1,4 @@
-"""Two tasks that can be learnt, with batches by worker and step: words of a chain, and clicks of users on items."""
+"""Two learnable tasks with batches by worker and step: words of a chain, and clicks of users on items."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Batch = dict[str, Array]
 
 
 class Words:
-    """Predicts the next word of a chain, in which two words of the context say most of it.
+    """A language model of a chain, whose next word mostly depends on two words of the context.
 
     Attributes:
-        name: on the command line.
-        rows: of a worker's batch.
+        name: its name on the command line.
+        rows: rows of a worker's batch.
     """
 
     name, rows = "lm", 64
@@ -31,7 +31,7 @@ class Words:
         self._next = draw.integers(0, VOCABULARY, [VOCABULARY, 8])
 
     def build(self) -> Graph:
-        """The graph, with `train` and `loss`."""
+        """Returns the graph, with ops `train` and `loss`."""
         with tf.Graph().as_default() as graph:
             words = v1.placeholder(tf.int64, [None, CONTEXT], name="words")
             target = v1.placeholder(tf.int64, [None], name="target")
@@ -47,7 +47,7 @@ class Words:
         return graph
 
     def batch(self, seed: list[int], rows: int) -> Batch:
-        """Rows drawn by a seed."""
+        """Returns rows drawn from a seed."""
         draw = np.random.default_rng([_SEED, *seed])
         words = draw.integers(0, VOCABULARY, [rows, CONTEXT])
         kind = (words[:, 0] % 2 + 2 * (draw.random(rows) < 0.1)).astype(int)
@@ -55,7 +55,7 @@ class Words:
 
 
 class Clicks:
-    """Predicts clicks from two tables and a small network; attributes as of `Words`."""
+    """A click model of two tables and a small network; attributes as in `Words`."""
 
     name, rows = "recsys", 512
 
@@ -64,7 +64,7 @@ class Clicks:
         self._users, self._items = (draw.standard_normal([rows, 4]) for rows in (USERS, ITEMS))
 
     def build(self) -> Graph:
-        """The graph, with `train` and `loss`."""
+        """Returns the graph, with ops `train` and `loss`."""
         with tf.Graph().as_default() as graph:
             user, item = (v1.placeholder(tf.int64, [None], name=name) for name in ("user", "item"))
             click = v1.placeholder(tf.float32, [None], name="click")
@@ -78,7 +78,7 @@ class Clicks:
         return graph
 
     def batch(self, seed: list[int], rows: int) -> Batch:
-        """Rows drawn by a seed; few users and items are frequent."""
+        """Returns rows drawn from a seed; few users and items are frequent."""
         draw = np.random.default_rng([_SEED, *seed])
         user, item = (np.minimum(draw.zipf(1.3, rows) - 1, most - 1) for most in (USERS, ITEMS))
         click = (self._users[user] * self._items[item]).sum(1) > 0
@@ -86,4 +86,4 @@ class Clicks:
 
 
 TASKS: dict[str, type[Words] | type[Clicks]] = {task.name: task for task in (Words, Clicks)}
-"""By name, which are TASK_NAMES of command.py: it does without TensorFlow."""
+"""Tasks by name. The names are TASK_NAMES of command.py, which does not import TensorFlow."""

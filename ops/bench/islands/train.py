@@ -1,4 +1,4 @@
-"""What every worker runs: trains a task, and has the held-out loss every so many steps, while the clock stands.
+"""The script of every worker: trains a task, and evaluates the held-out loss periodically, with the clock stopped.
 
     python -m parallax.entry.cli run -r FILE ops/bench/islands/train.py TASK ISLANDS STEPS EVALUATE_EVERY OUTPUT.json
 
@@ -17,7 +17,7 @@ from ops.bench.islands.tasks import HELD_OUT_ROWS, TASKS
 
 
 def main() -> None:
-    """Trains, and leaves what came out."""
+    """Trains, and writes the curve."""
     name, islands, steps, evaluate_every, output = sys.argv[1:]
     task = TASKS[name]()
     config = parallax.Config(seed=1, islands=None if islands == "none" else parallax.Islands.of_text(islands))

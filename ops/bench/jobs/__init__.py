@@ -1,1 +1,1 @@
-"""What the benchmarks of plans share: commands of Parallax in a lab, and jobs whose steps are timed in turns."""
+"""Shared parts of the benchmarks of plans: Parallax's commands in a lab, and jobs whose steps are timed in turns."""

@@ -1,4 +1,4 @@
-"""Parallax's own commands, as a user of a cluster gives them on its first host."""
+"""Parallax's own commands, run on a lab's first host as a user would run them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _FEEDS = Path(__file__).with_name("feeds.py")
 
 
 def calibrate(place: InLab, output: Path) -> None:
-    """Measures the hosts of a lab, in the quick form, and writes their profile."""
+    """Runs the quick calibration of a lab's hosts, and writes their profile."""
     _parallax(place, "calibrate", "--quick", "-r", str(place.lab.resource_file(1)), "-o", str(output))
 
 
 def derive(place: InLab, calibrations: Sequence[Path], output: Path, *, shares_cores: bool) -> None:
-    """Writes the profile of the hosts of a lab, derived from calibrations of others on the same cores.
+    """Derives the profile of a lab's hosts from calibrations of other hosts on the same cores, and writes it.
 
     Args:
         place: the lab.
-        calibrations: files that exist.
+        calibrations: existing calibration files.
         output: the file to write.
-        shares_cores: whether workers compute on those cores, and not on accelerators of their own.
+        shares_cores: whether workers compute on those cores rather than on accelerators.
     """
     named = [word for file in calibrations for word in ("--from", str(file))]
     resource = str(place.lab.resource_file(1))
@@ -35,14 +35,14 @@ def derive(place: InLab, calibrations: Sequence[Path], output: Path, *, shares_c
 
 
 def profile(place: InLab, task: Task, steps: int, output: Path) -> None:
-    """Profiles the model of a task: the rows that its steps touch, and what one process alone computes."""
+    """Profiles the model of a task: touched rows per step, and the compute time of one process alone."""
     write_task(task)
     wanted = ("--workers", str(task.workers), "--steps", str(steps), "--compute", "--feeds", f"{_FEEDS}:batch")
     _parallax(place, "profile", *wanted, "-o", str(output), str(_SCRIPT), str(task.file))
 
 
 def plan(place: InLab, task: Task, cluster: Path, model: Path, output: Path) -> None:
-    """Plans the model of a task for the hosts of a lab by predicted seconds."""
+    """Plans a task's model for a lab's hosts by predicted seconds."""
     write_task(task)
     known = ("--cluster", str(cluster), "--profile", str(model), "-r", str(place.lab.resource_file(1)))
     _parallax(place, "plan", *known, "--json", str(output), str(_SCRIPT), str(task.file))
@@ -51,7 +51,7 @@ def plan(place: InLab, task: Task, cluster: Path, model: Path, output: Path) -> 
 def task_of(
     place: InLab, name: str, model: str, sizes: Mapping[str, object], config: Mapping[str, object] | None = None
 ) -> Task:
-    """The task of a job of one worker on each host, with what its `parallax.Config` is to hold besides."""
+    """Returns the task of a job with one worker per host; `config` has more settings of its `parallax.Config`."""
     more = {"environment": {}, "config": dict(config or {})}
     return Task("parallax", model, dict(sizes), str(place.folder / name), len(place.hosts), 1, 2, more)
 
@@ -60,7 +60,7 @@ def _parallax(place: InLab, *words: str) -> None:
     """Runs a command on the first host.
 
     Raises:
-        NotRunning: it fails; with its last lines.
+        NotRunning: the command fails; the text has its last lines.
     """
     try:
         output_of(place.lab, words)

@@ -1,4 +1,4 @@
-"""What `parallax profile` feeds: the batches of the task that the script was given."""
+"""The feeds of `parallax profile`: batches of the task that the script's argument names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ops.bench.race.turns import task_of_this_process
 
 
 def batch(step: int, worker: int, size: int) -> dict[str, Any]:
-    """A worker's batch, by the names of placeholders."""
+    """Returns a worker's batch, by placeholder name."""
     return dict(_model().batch(worker, step))
 
 

@@ -1,6 +1,6 @@
 """Starts a job whose workers run a module: `python -m ops.bench.jobs.launch_module MODULE WHERE SERVERS WORDS...`.
 
-WHERE is a resource file, or how many workers of this machine; SERVERS is `servers` for one on each host, else `none`.
+WHERE is a resource file, or the number of workers on this machine. SERVERS is `servers` (one on each host) or `none`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parallax.settings.environment import python_path_with, with_defaults
 
 
 def main() -> None:
-    """Launches the job; leaves with its exit status."""
+    """Launches the job, and exits with its status."""
     module, where, servers, *words = sys.argv[1:]
     here = local_cluster(int(where) if where.isdecimal() else None, "")
     cluster = here if where.isdecimal() else parse_resource_file(where, here.hosts[0])

@@ -1,4 +1,4 @@
-"""The script that `parallax profile` and `parallax plan` are given: that of a race, for the task in the file named."""
+"""The script of `parallax profile` and `parallax plan`: the script of a race, for the task in the file named."""
 
 from ops.bench.race.systems.parallax import main
 

@@ -1,4 +1,4 @@
-"""Jobs whose steps are timed side by side: each has its turn while all others are stopped, round by round."""
+"""Times the steps of several jobs: in each round, every job runs a turn with all others stopped."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ START_LIMIT_S = 200.0
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """How steps are timed.
+    """The rounds of a measurement.
 
     Attributes:
-        number: of rounds.
-        turn_s: about how long a turn is.
+        number: number of rounds.
+        turn_s: approximate seconds of a turn.
     """
 
     number: int
@@ -29,15 +29,15 @@ class Rounds:
 
 
 def step_seconds(place: InLab, tasks: Sequence[Task], rounds: Rounds) -> tuple[tuple[float, ...], ...]:
-    """Seconds of a step in each round, of each job.
+    """Returns the step times of each job, by round, in seconds.
 
     Args:
-        place: a lab, which is up.
-        tasks: of the jobs; all are started before the first round.
-        rounds: how often and how long each has its turn.
+        place: a running lab.
+        tasks: one per job; all jobs are started before the first round.
+        rounds: number and length of the turns.
 
     Raises:
-        NotRunning: a job did not start, or did not come to its end.
+        NotRunning: a job did not start, or did not finish.
     """
     with contextlib.ExitStack() as ends:
         entries, steps = [], []

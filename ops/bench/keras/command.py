@@ -1,4 +1,4 @@
-"""`python -m ops.bench keras`: its arguments, the jobs it runs one after the other, its output."""
+"""The command `python -m ops.bench keras`: arguments, jobs and output."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def add_command(commands: Any) -> None:
     """Adds `keras` to the benchmark's command line."""
     parser = commands.add_parser(
         "keras",
-        help="Keras's fit against the same model's TF1 graph",
-        description="Trains the race's recsys model as a TF1 graph and by Keras's fit, in jobs that take turns, and "
-        "prints how long their steps are.",
+        help="step times of Keras's fit and of the same model's TF1 graph",
+        description="Trains the race's recsys model as a TF1 graph and by Keras's fit, in alternating jobs, and prints "
+        "their step times.",
     )
-    parser.add_argument("--pairs", type=int, default=3, metavar="N", help="jobs of each (3)")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="of a job, on this machine (2)")
-    parser.add_argument("--steps", type=int, default=100, metavar="N", help="of an epoch (100)")
-    parser.add_argument("--epochs", type=int, default=5, metavar="N", help="of a job; the first is not counted (5)")
+    parser.add_argument("--pairs", type=int, default=3, metavar="N", help="jobs of each kind (3)")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="workers of a job, on this machine (2)")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="steps of an epoch (100)")
+    parser.add_argument("--epochs", type=int, default=5, metavar="N", help="epochs of a job, the first not counted (5)")
     parser.add_argument("--size", action="append", default=[], metavar="NAME=NUMBER", help="a size of the model")
     parser.add_argument(
         "--profile",
         type=Path,
         metavar="FOLDER",
-        help="where profiles of worker 0, or of the process of fit, go, by cProfile",
+        help="write cProfile's profiles of worker 0, or of the process of fit, to FOLDER",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Runs the jobs and prints what they took."""
+    """Runs the jobs, and prints their step times."""
     sizes = {name: int(number) for name, _, number in (text.partition("=") for text in arguments.size)}
     try:
         RecSys(**sizes)
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _measured(spelling: str, sizes: dict[str, int], arguments: argparse.Namespace) -> Step:
-    """A job's step."""
+    """Runs one job, and returns its step time."""
     with tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder:
         counts = (arguments.workers, arguments.steps, arguments.epochs)
         job = Job(spelling, folder, *counts, sizes, bool(arguments.profile))

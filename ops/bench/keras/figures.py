@@ -1,4 +1,4 @@
-"""What the spellings of a model took for a step, and how they compare: figures, their ratios and their spread."""
+"""Step times of the spellings of a model, with their ratios and spread."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 ASKED = 1.05
-"""A step of `fit` with merged rows may take so many times what a step of the graph takes."""
+"""Target for the step time of `fit` with merged rows over that of the graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step took in one job.
+    """The step time of one job.
 
     Attributes:
-        wall_s: seconds.
+        wall_s: wall time, seconds.
         cpu_s: processor seconds of all the job's processes.
     """
 
@@ -25,12 +25,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Jobs of all spellings, one after the other.
+    """Step times of one job per spelling, run one after the other.
 
     Attributes:
-        graph: the TF1 graph's.
-        merged: that of Keras's `fit` with merged rows.
-        apart: that of Keras's `fit` with equal rows apart, as in plain Keras.
+        graph: the TF1 graph.
+        merged: Keras's `fit` with merged rows.
+        apart: Keras's `fit` with equal rows apart, as in plain Keras.
     """
 
     graph: Step
@@ -40,12 +40,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Ratios of two spellings, over the turns.
+    """Ratios of the step times of two spellings, over all turns.
 
     Attributes:
-        median: of all.
-        least: of all.
-        most: of all.
+        median: the median.
+        least: the smallest.
+        most: the largest.
     """
 
     median: float
@@ -54,29 +54,29 @@ class Ratio:
 
 
 def step_of(seconds: Sequence[float], cpu_seconds: Sequence[float], steps: int) -> Step:
-    """A job's step, from its epochs but the first, in which connections are made and everything is prepared.
+    """Returns a job's step time, over all epochs but the first, which includes connecting and preparing graphs.
 
     Args:
-        seconds: that each epoch took.
+        seconds: wall time of each epoch.
         cpu_seconds: processor seconds of each epoch.
-        steps: of an epoch.
+        steps: steps of an epoch.
 
     Raises:
-        ValueError: there is one epoch alone.
+        ValueError: there are fewer than two epochs.
     """
     if len(seconds) < 2:
-        raise ValueError(f"A step is measured in the second epoch and later ones, and there were {len(seconds)}.")
+        raise ValueError(f"Step times are measured from the second epoch on, but the job had {len(seconds)}.")
     return Step(statistics.median(seconds[1:]) / steps, statistics.median(cpu_seconds[1:]) / steps)
 
 
 def ratio_of(over: Sequence[float], under: Sequence[float]) -> Ratio:
-    """Ratios of figures, turn by turn."""
+    """Returns the spread of the ratios of two series, turn by turn."""
     ratios = [a / b for a, b in zip(over, under, strict=True)]
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
 def report(turns: Sequence[Turn], workers: int) -> Iterator[str]:
-    """The lines of the report."""
+    """Yields the lines of the report."""
     graph, merged, apart = ([getattr(turn, name) for turn in turns] for name in ("graph", "merged", "apart"))
     yield f"A step of {workers} workers, median of {len(turns)} jobs of each:"
     yield f"{'':24}{'seconds':>12}{'processor s':>14}"
@@ -87,7 +87,7 @@ def report(turns: Sequence[Turn], workers: int) -> Iterator[str]:
         of_graph, of_merged, of_apart = ([getattr(step, field) for step in steps] for steps in (graph, merged, apart))
         ratio = ratio_of(of_merged, of_graph)
         holds = "within" if ratio.median <= ASKED else "NOT within"
-        yield f"{name}: fit with merged rows takes {_text(ratio)} the graph's, {holds} what is asked, {ASKED}."
+        yield f"{name}: fit with merged rows takes {_text(ratio)} the graph's, {holds} the target, {ASKED}."
         yield f"{name}: fit with equal rows apart takes {_text(ratio_of(of_apart, of_merged))} those with merged rows."
 
 

@@ -1,7 +1,7 @@
 """The scripts that are compared: the same model, sizes, batches and optimizer, as a TF1 graph and in Keras.
 
-An epoch runs over the same arrays, of which the TF1 loop cuts each worker's batches before the clock starts. It fetches
-the loss in each step, as `fit` does.
+Every epoch runs over the same arrays. The TF1 loop cuts each worker's batches out of them before the clock starts, and
+fetches the loss in each step, as `fit` does.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ SPELLINGS = ("graph", "merged", "apart")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a script is told, in a file.
+    """The settings of a job, which its scripts read from a file.
 
     Attributes:
         spelling: one of SPELLINGS.
-        folder: of this job alone, where its figures go.
-        workers: how many there are.
-        steps: of an epoch.
-        epochs: how many.
-        sizes: of the model, where they are not its own.
-        profile: whether calls are counted and timed from the second epoch on, in worker 0 or the process of `fit`.
+        folder: the job's own folder, for its figures.
+        workers: number of workers.
+        steps: steps of an epoch.
+        epochs: number of epochs.
+        sizes: sizes of the model that differ from its defaults.
+        profile: whether to profile worker 0, or the process of `fit`, from the second epoch on.
     """
 
     spelling: str
@@ -48,7 +48,7 @@ class Job:
 
 
 class Clock:
-    """Times the epochs of a job, and writes what they took."""
+    """Times the epochs of a job, and writes the figures."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -56,13 +56,13 @@ class Clock:
         self._marks: list[tuple[float, float]] = []
 
     def begin_epoch(self, epoch: int) -> None:
-        """Nothing but steps follows."""
+        """Starts the clock of an epoch; only steps may follow."""
         self._marks.append((time.monotonic(), cpu_s(_processes_of(self._job.folder))))
         if epoch == 1 and self._profile is not None:
             self._profile.enable()
 
     def end_epoch(self, epoch: int) -> None:
-        """All its steps were run."""
+        """Stops the clock of an epoch; after the last epoch, writes the figures."""
         (wall, cpu), folder = self._marks[-1], Path(self._job.folder)
         self._marks[-1] = (time.monotonic() - wall, cpu_s(_processes_of(self._job.folder)) - cpu)
         if epoch == self._job.epochs - 1:
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def keras_model(model: RecSys) -> Any:
-    """The model as Keras has it: [n, numbers] and [n, ids] of each feature to a logit [n, 1]."""
+    """Returns the model in Keras: from [n, numbers], and [n, ids] of each feature, to a logit [n, 1]."""
     import keras
 
     numbers = keras.Input((model.numbers,), name="numbers")
@@ -151,7 +151,7 @@ def _train_graph(job: Job, model: RecSys) -> None:
 
 
 def _config(job: Job) -> Any:
-    """The settings that both share: threads as in a race."""
+    """Returns the settings of all spellings; threads are those of a race."""
     import tensorflow as tf
 
     import parallax
@@ -161,7 +161,7 @@ def _config(job: Job) -> Any:
 
 
 def _processes_of(folder: str) -> list[int]:
-    """Those that were started with the job's file, and all below them: workers of `fit` are started without it."""
+    """Returns the processes started with the job's file, and their descendants: `fit` starts workers without it."""
     named = [p for p in psutil.process_iter(["cmdline"]) if folder in " ".join(p.info["cmdline"] or ())]
     return list({one.pid for p in named for one in (p, *p.children(recursive=True))})
 

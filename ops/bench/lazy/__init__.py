@@ -1,1 +1,1 @@
-"""Optimizers that move every row of a table: plain Keras's `fit` against that of workers whose updates are lazy."""
+"""Optimizers that update every row of a table: plain Keras's `fit`, compared with workers that update lazily."""

@@ -1,4 +1,4 @@
-"""`python -m ops.bench lazy`: its arguments, the jobs it runs one after the other, its output."""
+"""The command `python -m ops.bench lazy`: arguments, jobs and output."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _FOUR = ("momentum", "rmsprop", "adam", "adamw")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
-        step_s: seconds of a step, the median of the epochs but the first.
-        values: weights, and the losses of the epochs.
+        step_s: step time in seconds, the median over all epochs but the first.
+        values: the weights, and the losses of the epochs.
     """
 
     step_s: float
@@ -37,24 +37,24 @@ def add_command(commands: Any) -> None:
     """Adds `lazy` to the benchmark's command line."""
     parser = commands.add_parser(
         "lazy",
-        help="lazy updates against plain Keras's",
-        description="Trains a table with optimizers that move every row of it: by plain Keras in one process, and by "
-        "workers that update the rows they touch. Prints how long steps are, and how far weights are apart.",
+        help="lazy updates compared with plain Keras",
+        description="Trains a table with optimizers that update every row: by plain Keras in one process, and by "
+        "workers that update touched rows only. Prints step times, and the largest difference of weights and losses.",
     )
     parser.add_argument("--optimizer", action="append", choices=list(OPTIMIZERS), help=f"(each of {', '.join(_FOUR)})")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="of a job, on this machine (1)")
-    parser.add_argument("--pairs", type=int, default=1, metavar="N", help="jobs of each (1)")
-    parser.add_argument("--steps", type=int, default=200, metavar="N", help="of an epoch (200)")
-    parser.add_argument("--epochs", type=int, default=2, metavar="N", help="of a job; the first is not counted (2)")
-    parser.add_argument("--rows", type=int, default=500_000, metavar="N", help="of the table (500000)")
-    parser.add_argument("--width", type=int, default=32, metavar="N", help="of a row (32)")
-    parser.add_argument("--ids", type=int, default=640, metavar="N", help="of a batch (640)")
-    parser.add_argument("--whole", action="store_true", help="also workers whose updates are not lazy")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers of a job, on this machine (1)")
+    parser.add_argument("--pairs", type=int, default=1, metavar="N", help="jobs of each kind (1)")
+    parser.add_argument("--steps", type=int, default=200, metavar="N", help="steps of an epoch (200)")
+    parser.add_argument("--epochs", type=int, default=2, metavar="N", help="epochs of a job, the first not counted (2)")
+    parser.add_argument("--rows", type=int, default=500_000, metavar="N", help="rows of the table (500000)")
+    parser.add_argument("--width", type=int, default=32, metavar="N", help="elements of a row (32)")
+    parser.add_argument("--ids", type=int, default=640, metavar="N", help="ids of a batch (640)")
+    parser.add_argument("--whole", action="store_true", help="also run workers whose updates are not lazy")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Runs the jobs and prints what they took."""
+    """Runs the jobs, and prints a line per optimizer."""
     if arguments.epochs < 2:
         sys.exit(f"lazy: --epochs must be 2 or more, as the first is not counted, got {arguments.epochs}.")
     ways = (DENSE, PLAIN, LAZY, *((WHOLE,) if arguments.whole else ()))
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _line(optimizer: str, runs_by_way: Mapping[str, Sequence[MeasuredRun]]) -> str:
-    """One optimizer's figures: medians of steps, and how far any weight or loss is from those by dense gradients."""
+    """Returns an optimizer's line: median step times, and the largest difference of a weight or loss from DENSE."""
     medians = {way: statistics.median(one.step_s for one in ones) for way, ones in runs_by_way.items()}
     line = f"{optimizer:10}"
     for way in list(runs_by_way)[1:]:
@@ -83,7 +83,7 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 def _measured(how: str, optimizer: str, arguments: argparse.Namespace) -> MeasuredRun:
-    """What one job came to."""
+    """Runs one job, and returns its result."""
     workers = 1 if how in (DENSE, PLAIN) else arguments.workers
     with tempfile.TemporaryDirectory(prefix="parallax-bench-") as folder:
         sizes = (arguments.steps, arguments.epochs, arguments.rows, arguments.width, arguments.ids)

@@ -1,6 +1,6 @@
 """The script that every job of the comparison runs: one table, one dense layer, Zipf ids, one of Keras's optimizers.
 
-Some rows are asked for in the first step and again only 150 steps later, so their updates are missed in between.
+Some rows are looked up in the first step and again only 150 steps later, so lazy updates skip them in between.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a script is told, in a file.
+    """The settings of a job, which its script reads from a file.
 
     Attributes:
-        how: PLAIN: Keras alone, one process. DENSE: the same, with the table's gradient made dense before its update,
-            which is what all numbers are held against: Keras leaves equal rows of a gradient apart. LAZY: workers.
+        how: PLAIN: Keras alone, in one process. DENSE: the same, but the table's gradient is made dense before the
+            update; the reference of all values, as Keras does not merge equal rows of a gradient. LAZY: workers.
             WHOLE: workers, with `lazy_updates=False`.
         optimizer: one of OPTIMIZERS.
-        folder: of this job alone, where its figures and weights go.
-        workers: how many there are.
-        steps: of an epoch.
-        epochs: how many.
-        rows: of the table.
-        width: of a row.
-        ids: of a batch.
+        folder: the job's own folder, for its figures and weights.
+        workers: number of workers.
+        steps: steps of an epoch.
+        epochs: number of epochs.
+        rows: rows of the table.
+        width: elements of a row.
+        ids: ids of a batch.
     """
 
     how: str
@@ -61,7 +61,7 @@ class Job:
 
 
 def batches(job: Job) -> tuple[Any, Any]:
-    """Ids [steps * n, 20] and targets [steps * n, 1] of an epoch, the same in each."""
+    """Returns ids [steps * n, 20] and targets [steps * n, 1] of an epoch, the same for every epoch."""
     draw = np.random.default_rng(_SEED)
     examples = job.ids // _IDS_OF_EXAMPLE
     ids = draw.zipf(1.2, (job.steps * examples, _IDS_OF_EXAMPLE)) % job.rows
@@ -134,7 +134,7 @@ def _model(job: Job) -> Any:
 
 
 def _on_dense_gradients(optimizer: Any) -> Any:
-    """An optimizer that sees no slices."""
+    """Makes an optimizer convert sparse gradients to dense ones, and returns it."""
     import tensorflow as tf
 
     apply = optimizer.apply

@@ -1,1 +1,1 @@
-"""What processes of a job hold at their peak, beside the plan's memory of them."""
+"""Peak memory of a job's processes, compared with the plan's estimate."""

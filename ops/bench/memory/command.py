@@ -1,8 +1,8 @@
-"""The command `python -m ops.bench memory`: the peak of each process of a job, beside the plan's.
+"""The command `python -m ops.bench memory`: peak memory of each process of a job, compared with the plan's.
 
-On emulated hosts whose memory is limited, a model that is nearly all table is built, trained for some steps, saved,
-restored in a second job, and its rows are compared. Each line is a process: what `parallax plan --memory` says, the
-peak of the first job and of the second, and their ratio to the plan's.
+On emulated hosts of limited memory, a first job builds a model that is nearly all table, trains it for some steps and
+saves it. A second job restores it. A sum over some rows is printed for both. Each line is a process: the estimate of
+`parallax plan --memory`, the peaks of both jobs, and their ratios to the estimate.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from parallax.report.text import bytes_text
 _SCRIPT = Path(__file__).with_name("script.py")
 _LINE = re.compile(r"(?:\[(\d+)\]|launcher) (begins step|ends step|peak) (\d+)(?: digest ([\d.]+))?")
 _COPIES = {"adagrad": 2, "lazy-adam": 3}
-"""Optimizer -> how many copies of a table it and the table are."""
+"""Optimizer -> copies of a table, counting the table and its slots."""
 
 
 def add_command(commands: Any) -> None:
     """Adds `memory` to the benchmark's command line."""
-    parser = commands.add_parser("memory", help="the peak of each process of a job beside the plan's")
-    parser.add_argument("--gigabytes", type=float, default=10.0, metavar="GB", help="table and slots together (10)")
+    parser = commands.add_parser("memory", help="peak memory of each process of a job, compared with the plan's")
+    parser.add_argument("--gigabytes", type=float, default=10.0, metavar="GB", help="size of table and slots (10)")
     parser.add_argument("--optimizer", choices=tuple(_COPIES), default="adagrad", help="(adagrad)")
-    parser.add_argument("--width", type=int, default=64, metavar="N", help="of the table (64)")
-    parser.add_argument("--hosts", type=int, default=4, metavar="N", help="emulated hosts of one worker each (4)")
+    parser.add_argument("--width", type=int, default=64, metavar="N", help="elements of a row (64)")
+    parser.add_argument("--hosts", type=int, default=4, metavar="N", help="emulated hosts with one worker each (4)")
     parser.add_argument("--limit", type=float, default=4.0, metavar="GIB", help="memory of each host (4)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Runs both jobs and prints what they held."""
+    """Runs both jobs, and prints their peak memory."""
     if reason := why_not():
         sys.exit(f"memory: {reason}")
     rows = int(arguments.gigabytes * 1e9 / (_COPIES[arguments.optimizer] * 4 * arguments.width))
@@ -62,7 +62,7 @@ def _name(process: Mapping[str, Any]) -> str:
 
 
 def _parse_output(output: str) -> dict[str, dict[str, tuple[str, str]]]:
-    """Process -> what it printed: word -> number and digest."""
+    """Returns process -> printed word -> (number, digest)."""
     words_by_process: dict[str, dict[str, tuple[str, str]]] = {}
     for rank, what, number, digest in _LINE.findall(output):
         words_by_process.setdefault(f"worker {rank}" if rank else "launcher", {})[what] = (number, digest)

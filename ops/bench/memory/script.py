@@ -1,6 +1,6 @@
 """The job that `python -m ops.bench memory` runs: a model that is nearly all table, trained, saved and restored.
 
-`script.py ROWS WIDTH FOLDER OPTIMIZER`: trains from the last checkpoint of the folder, if it has one, to STEPS.
+`script.py ROWS WIDTH FOLDER OPTIMIZER`: trains from the last checkpoint of the folder, if there is one, to STEPS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS, BATCH, IDS, HIDDEN = 20, 256, 10, 128
 
 
 def build(rows: int, width: int, optimizer: str) -> Any:
-    """A table and two dense layers: a copy of the table, and of each slot, takes 4 · rows · width bytes."""
+    """Returns a graph of a table and two dense layers; the table and each slot take 4 · rows · width bytes."""
     graph = tf.Graph()
     with graph.as_default():
         ids = tf.placeholder(tf.int64, [BATCH, IDS], name="ids")
@@ -36,7 +36,7 @@ def build(rows: int, width: int, optimizer: str) -> Any:
 
 
 def main() -> None:
-    """Trains, and prints the peak of this process, and of a worker the step and a sum over some rows twice."""
+    """Trains, and prints the peak memory; workers also print the step and a sum over some rows, before and after."""
     rows, width, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     saved = parallax.CheckPointConfig(ckpt_dir=folder, save_ckpt_steps=STEPS)
     config = parallax.Config(seed=1, ckpt_config=saved, routes={"table": "alltoall"})

@@ -1,1 +1,1 @@
-"""How true predicted steps are: at a link rate and on a number of hosts that no calibration was of."""
+"""The error of predicted step times, at a link rate and on a number of hosts that were not calibrated."""

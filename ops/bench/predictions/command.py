@@ -1,4 +1,4 @@
-"""`python -m ops.bench predictions`: its arguments and its output."""
+"""The command `python -m ops.bench predictions`: arguments and output."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def add_command(commands: Any) -> None:
     """Adds `predictions` to the benchmark's command line."""
     parser = commands.add_parser(
         "predictions",
-        help="predicted and measured steps, at a link rate and on hosts that were not calibrated",
-        description="Calibrates emulated hosts at some link rates, derives from it the profiles of other hosts and "
-        "links, and compares the steps that plans predict there with those of the jobs that run these plans.",
+        help="the error of predicted step times, at a link rate and on hosts that were not calibrated",
+        description="Calibrates emulated hosts at some link rates, derives the profiles of other hosts and links, and "
+        "compares the step times that plans predict there with those of the jobs that run these plans.",
     )
     parser.add_argument("--models", type=_words, metavar="NAME[,NAME...]", help=f"default {_MODELS}")
     parser.add_argument(
@@ -41,27 +41,29 @@ def add_command(commands: Any) -> None:
         metavar="CLUSTER",
         help=f"predict the twin of a cluster: {', '.join(CLUSTERS)}. Models are its networks, links are the twin's",
     )
-    parser.add_argument("--rates", type=_rates, default="100mbit,400mbit", metavar="RATE[,RATE...]", help="calibrated")
     parser.add_argument(
-        "--held-out", type=parse_rate, metavar="RATE", help="measured (200mbit, or the twin's slowed links)"
+        "--rates", type=_rates, default="100mbit,400mbit", metavar="RATE[,RATE...]", help="calibrated link rates"
     )
-    parser.add_argument("--from-hosts", type=int, default=4, metavar="N", help="calibrated and measured (4)")
-    parser.add_argument("--hosts", type=int, default=8, metavar="N", help="measured besides (8)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each measurement (5)")
-    parser.add_argument("--turn-seconds", type=float, default=1.5, metavar="S", help="about how long a round is (1.5)")
+    parser.add_argument(
+        "--held-out", type=parse_rate, metavar="RATE", help="measured link rate (200mbit, or the twin's slowed rate)"
+    )
+    parser.add_argument("--from-hosts", type=int, default=4, metavar="N", help="hosts calibrated and measured (4)")
+    parser.add_argument("--hosts", type=int, default=8, metavar="N", help="hosts measured only (8)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of each measurement (5)")
+    parser.add_argument("--turn-seconds", type=float, default=1.5, metavar="S", help="about S seconds per round (1.5)")
     add_folder(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the cases go")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the cases to FILE")
     parser.set_defaults(run=run)
 
 
 def add_folder(parser: argparse.ArgumentParser) -> None:
-    """Adds what lets a long run be done in pieces."""
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what was measured there, and take it up again")
-    parser.add_argument("--within", type=float, metavar="S", help="begin nothing more after so many seconds")
+    """Adds the options that split a long run into several."""
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="store results in DIR, and resume from them")
+    parser.add_argument("--within", type=float, metavar="S", help="start no new measurement after S seconds")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measures and prints."""
+    """Measures the cases, and prints the table."""
     reason = why_not()
     if reason:
         print(f"No emulated hosts ({reason}), so there are no links of a known rate, and nothing is measured.")
@@ -75,17 +77,17 @@ def run(arguments: argparse.Namespace) -> None:
             sys.exit(f"predictions: {error}")
     print("\n".join(table(measured_cases)))
     if missing := missing_cases(wanted, measured_cases):
-        print(f"{missing} more cases were not measured: the time of --within was over.")
+        print(f"{missing} more cases were not measured within the time of --within.")
     if arguments.json:
         text = json.dumps([{**asdict(case), "error": case.error} for case in measured_cases], indent=1)
         arguments.json.write_text(text + "\n", encoding="utf-8")
 
 
 def wanted_of(arguments: argparse.Namespace, folder: Path) -> Wanted:
-    """What the command line asks for.
+    """Returns the measurement that the arguments describe.
 
     Raises:
-        ValueError: the cluster's accelerators have no pace for a network.
+        ValueError: the cluster has no pace for a network.
     """
     name = arguments.accelerators
     models, held_out = arguments.models or _words(_MODELS), arguments.held_out or parse_rate(_RATE)
@@ -107,7 +109,7 @@ def wanted_of(arguments: argparse.Namespace, folder: Path) -> Wanted:
 
 @contextlib.contextmanager
 def folder_of(given: Path | None) -> Iterator[Path]:
-    """The folder of the pieces: the user's, or one that goes with the block."""
+    """Yields the folder for results: the user's, or a temporary one."""
     if given is not None:
         yield given
         return

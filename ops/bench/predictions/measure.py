@@ -1,7 +1,7 @@
-"""Calibrates, predicts and measures in labs, one piece after the other; pieces that are there already are kept.
+"""Calibrates, predicts and measures in labs, piece by piece; pieces that exist are kept.
 
-Every piece is a file in a folder: a calibration, a model's profile, a case. So a run that was cut off, or that had time
-for some pieces only, is taken up where it ended.
+Every piece is a file in a folder: a calibration, a model's profile, a case. So a run that was interrupted, or that ran
+out of time, can be resumed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ PROFILED_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is predicted and measured.
+    """The settings of a measurement.
 
     Attributes:
-        models: names, as of a race, or with accelerators networks of the twin.
-        rates: of the links that are calibrated, bytes per second.
-        held_out: of the links on which steps are measured.
-        from_hosts: how many hosts are calibrated, and measured first.
-        hosts: how many more are measured.
-        rounds: of each measurement.
-        folder: where the pieces are.
-        accelerators: the cluster whose twin is predicted; None where cores compute.
+        models: names of a race's models or, with accelerators, of the twin's networks.
+        rates: calibrated link rates, bytes per second.
+        held_out: link rate at which steps are measured, bytes per second.
+        from_hosts: number of hosts that are calibrated, and measured first.
+        hosts: number of hosts that are only measured.
+        rounds: rounds of each measurement.
+        folder: the folder of the pieces.
+        accelerators: the cluster whose twin is predicted; None if cores compute.
     """
 
     models: tuple[str, ...]
@@ -50,36 +50,36 @@ class Wanted:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The numbers of hosts that are measured."""
+        """The numbers of hosts on which steps are measured."""
         return tuple(dict.fromkeys((self.from_hosts, self.hosts)))
 
     def task(self, place: InLab, piece: str, model: str, **config: object) -> Task:
-        """The task of one piece of a model: of a job of one worker on each host."""
+        """Returns the task of a model's piece: a job with one worker per host."""
         raced, sizes = model, dict[str, Any]()
         if self.accelerators is not None:
             raced, sizes = MODEL, twin_sizes(self.accelerators, model, {})
         return commands.task_of(place, f"{piece}-{model}", raced, sizes, config)
 
     def calibration(self, rate: int) -> Path:
-        """The calibration at a rate."""
+        """Returns the file of the calibration at a link rate."""
         return self.folder / f"calibration-{self.from_hosts}-{mbit(rate)}.json"
 
     def profile(self, model: str) -> Path:
-        """The profile of a model."""
+        """Returns the file of a model's profile."""
         return self.folder / f"profile-{model}-{max(self.sizes)}.json"
 
     def case(self, model: str, hosts: int) -> Path:
-        """What was predicted and measured of a model."""
+        """Returns the file of a model's predicted and measured step times."""
         return self.folder / f"case-{model}-{hosts}-{mbit(self.held_out)}.json"
 
 
 def cases(wanted: Wanted, may_begin: Callable[[], bool], tell: Callable[[str], None]) -> tuple[Case, ...]:
-    """All cases that there are time for, in order.
+    """Measures cases in order while time allows, and returns the complete ones.
 
     Args:
-        wanted: what.
-        may_begin: whether there is time for one more piece.
-        tell: is called with a line for each piece.
+        wanted: the settings.
+        may_begin: returns whether there is time for one more piece.
+        tell: receives a line for each piece.
 
     Raises:
         NotRunning: a command or a job fails.
@@ -87,7 +87,7 @@ def cases(wanted: Wanted, may_begin: Callable[[], bool], tell: Callable[[str], N
     wanted.folder.mkdir(parents=True, exist_ok=True)
     for rate in wanted.rates:
         if not wanted.calibration(rate).exists() and may_begin():
-            tell(f"calibrates {wanted.from_hosts} hosts at {mbit(rate)}")
+            tell(f"calibrating {wanted.from_hosts} hosts at {mbit(rate)}")
             with Lab(wanted.from_hosts, rate) as lab:
                 commands.calibrate(InLab(lab), wanted.calibration(rate))
     if all(wanted.calibration(rate).exists() for rate in wanted.rates):
@@ -109,7 +109,7 @@ def _measure(wanted: Wanted, hosts: int, may_begin: Callable[[], bool], tell: Ca
             if not may_begin():
                 return
             if not wanted.profile(model).exists():
-                tell(f"profiles {model}")
+                tell(f"profiling {model}")
                 task = replace(wanted.task(place, "profile", model), workers=max(wanted.sizes))
                 commands.profile(place, task, PROFILED_STEPS, wanted.profile(model))
             case = _case(wanted, place, model, cluster)
@@ -121,7 +121,7 @@ def _measure(wanted: Wanted, hosts: int, may_begin: Callable[[], bool], tell: Ca
 
 
 def _case(wanted: Wanted, place: InLab, model: str, cluster: Path) -> Case:
-    """Plans, runs just this plan, and times it."""
+    """Plans a model, and times the steps of a job that runs this plan."""
     file = place.folder / f"plan-{model}.json"
     task = wanted.task(place, "plan", model)
     commands.plan(place, task, cluster, wanted.profile(model), file)
@@ -142,5 +142,5 @@ def _read(wanted: Wanted) -> Iterator[Case]:
 
 
 def missing_cases(wanted: Wanted, measured: Sequence[Case]) -> int:
-    """How many cases there was no time for."""
+    """Returns the number of cases that are not measured yet."""
     return len(wanted.models) * len(wanted.sizes) - len(measured)

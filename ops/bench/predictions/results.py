@@ -1,4 +1,4 @@
-"""What was predicted and what was measured, case by case, and how far they are apart."""
+"""Predicted and measured step times by case, and their errors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Case:
     """One model on one cluster.
 
     Attributes:
-        model: its name.
-        hosts: how many, with a worker on each.
-        rate_bytes_per_s: of each link, each way.
-        predicted_s: the step, by the plan that the job then ran.
+        model: name of the model.
+        hosts: number of hosts, with a worker on each.
+        rate_bytes_per_s: rate of each link, each way.
+        predicted_s: predicted step time of the plan that the job then ran.
         phases: (name, seconds) of the predicted step.
-        rounds_s: measured seconds of a step, by round.
+        rounds_s: measured step times, by round.
     """
 
     model: str
@@ -33,7 +33,7 @@ class Case:
 
     @property
     def measured_s(self) -> float:
-        """Median over the rounds."""
+        """Median step time over the rounds."""
         return statistics.median(self.rounds_s)
 
     @property
@@ -42,19 +42,19 @@ class Case:
         return self.predicted_s / self.measured_s - 1
 
     def to_json(self) -> str:
-        """As text."""
+        """Returns the case as JSON text."""
         return json.dumps(asdict(self)) + "\n"
 
 
 def case_from_json(text: str) -> Case:
-    """The inverse of `Case.to_json`."""
+    """Parses the text of `Case.to_json`."""
     raw: dict[str, Any] = json.loads(text)
     phases = tuple((name, seconds) for name, seconds in raw["phases"])
     return Case(**{**raw, "phases": phases, "rounds_s": tuple(raw["rounds_s"])})
 
 
 def table(cases: Sequence[Case]) -> list[str]:
-    """A line for each case, and how the errors compare with what is wanted."""
+    """Returns a line per case, and the median and the worst error with their targets."""
     form = "{:<11} {:>5} {:>12} {:>10} {:>10} {:>7}  {}"
     lines = [form.format("model", "hosts", "link mbit/s", "predicted", "measured", "error", "fastest-slowest round")]
     for case in cases:
@@ -68,6 +68,6 @@ def table(cases: Sequence[Case]) -> list[str]:
             ("Median", statistics.median(errors), MEDIAN_WANTED),
             ("Worst", max(errors), WORST_WANTED),
         ):
-            verdict = "as wanted" if found <= wanted else "MISSED"
-            lines.append(f"{name} error {found:.1%}, at most {wanted:.0%} wanted: {verdict}")
+            verdict = "met" if found <= wanted else "MISSED"
+            lines.append(f"{name} error {found:.1%}, target at most {wanted:.0%}: {verdict}")
     return lines

@@ -1,1 +1,1 @@
-"""The published models at full size: their plans on 8 hosts of 6 workers, and a training on emulated hosts."""
+"""The published models at full size: plans for 8 hosts of 6 workers, and a training run on emulated hosts."""

@@ -1,10 +1,10 @@
-"""`python -m ops.bench published`: the published models' plans, and the training of the largest.
+"""The command `python -m ops.bench published`: plans of the published models, and training of the largest.
 
-    python -m ops.bench published [--write]             # the plans that docs/published.md shows, made anew
+    python -m ops.bench published [--write]             # makes the plans of docs/published.md again
     python -m ops.bench published --train [--batch 64] [--steps 20] [--hosts 4] [--rate 1gbit]
 
-A training needs an emulated cluster, so root, and some 18 GiB. Exit status 1: a plan differs from that in the page, or
-all processes together held more than the limit.
+`--train` needs an emulated cluster (hence root) and some 18 GiB. Exit status 1: a plan differs from the page's, or all
+processes together exceeded the memory limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ops.bench.published.training import Trained, Wanted
 
 LIMIT_GIB = 20.0
-"""What a training's processes may hold together."""
+"""Memory limit of all processes of a training run together."""
 
 _SIZES = ("hosts", "rows", "width", "state", "samples", "unroll", "batch", "steps")
 
@@ -34,11 +34,11 @@ def add_command(commands: Any) -> None:
     """Adds `published` to the benchmark's command line."""
     from ops.bench.published.training import Wanted
 
-    parser = commands.add_parser("published", help="plans of the published models, and a training at full size")
+    parser = commands.add_parser("published", help="plans of the published models, and a training run at full size")
     parser.add_argument("--train", action="store_true", help="train the language model on emulated hosts")
-    parser.add_argument("--write", action="store_true", help=f"put the plans into {PAGE.name}")
-    parser.add_argument("--rate", type=rate, default="1gbit", help="of each link, as 200mbit or 1gbit; 0: no limit")
-    parser.add_argument("--limit-gib", type=float, default=LIMIT_GIB, help=f"for all processes ({LIMIT_GIB:.0f})")
+    parser.add_argument("--write", action="store_true", help=f"write the plans to {PAGE.name}")
+    parser.add_argument("--rate", type=rate, default="1gbit", help="rate of each link (1gbit); 0: no limit")
+    parser.add_argument("--limit-gib", type=float, default=LIMIT_GIB, help=f"memory of all processes ({LIMIT_GIB:.0f})")
     defaults: dict[str, Any] = {field.name: field.default for field in fields(Wanted)}
     for name in _SIZES:
         parser.add_argument(f"--{name}", type=int, default=defaults[name], metavar="N", help=f"({defaults[name]})")
@@ -46,7 +46,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Makes the plans or trains; leaves with the exit status."""
+    """Makes the plans or trains; exits with the status."""
     if not arguments.train:
         sys.exit(_print_plans(arguments.write))
     from ops.bench.published.training import Wanted, train
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def report(wanted: Wanted, trained: Trained, limit_gib: float) -> Iterator[str]:
-    """What was measured, beside what the plan predicts."""
+    """Yields lines that compare the measurements with the plan's predictions."""
     plan, predicted = trained.plan, trained.plan.prediction
     sizes = {v.name: _elements(v.shape) for v in plan.variables}
     sparse = sum(sizes[v.name] for v in plan.variables if v.cls.value == "sparse")
@@ -112,7 +112,7 @@ def _print_plans(write: bool) -> int:
     kept = dict(kept_plans(page))
     differing = [model.name for model in MODELS if kept.get(model.command) != shown(made[model.command])]
     if differing:
-        _log(f"{PAGE} has other plans of: {', '.join(differing)}. `--write` puts these in their place.")
+        _log(f"{PAGE} has other plans of: {', '.join(differing)}. `--write` replaces them.")
     return int(bool(differing))
 
 

@@ -15,7 +15,7 @@ RESOURCE = "hosts.yaml"
 HOSTS, WORKERS = 8, 6
 MARKS = ("<unk>", "<s>", "</s>")
 FIRST, LAST = 4, 8
-"""Lines of a long plan that the page shows."""
+"""First and last lines of a long plan that the page shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Published:
     """A model of the 2019 paper.
 
     Attributes:
-        name: what it is called here.
-        script: the example that has it.
-        flags: its sizes.
-        words: of a vocabulary for each of two languages that the script reads; 0 where it reads none.
+        name: its name here.
+        script: the example that defines it.
+        flags: the options of its sizes.
+        words: words of each of the two vocabularies that the script reads; 0 if it reads none.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Published:
 
     @property
     def command(self) -> str:
-        """As a user types it, in a folder where `hosts.yaml` and the vocabularies are."""
+        """The command as a user types it, in a folder with `hosts.yaml` and the vocabularies."""
         return " ".join(("parallax plan -r", RESOURCE, self.script, *self.flags))
 
 
@@ -69,16 +69,16 @@ MODELS = (
 
 
 def resource_text() -> str:
-    """The machines of the paper: 8 hosts of 6 workers each."""
+    """Returns the resource file of the paper's machines: 8 hosts of 6 workers each."""
     return "hosts:\n" + "".join(f"  - {{address: host{number}, workers: {WORKERS}}}\n" for number in range(HOSTS))
 
 
 def plan_text(model: Published, folder: Path) -> str:
-    """What `parallax plan` prints for a model; nothing is started.
+    """Runs `parallax plan` for a model, and returns its output; no workers are started.
 
     Args:
         model: one of MODELS.
-        folder: for the files that the script reads.
+        folder: the folder for the files that the script reads.
 
     Raises:
         RuntimeError: the command fails.
@@ -99,17 +99,17 @@ def plan_text(model: Published, folder: Path) -> str:
 
 
 def shown(plan: str) -> str:
-    """A plan as the page shows it: of a long one the first and the last lines."""
+    """Abbreviates a plan as the page shows it: to the first and last lines of a long one."""
     lines = plan.splitlines(keepends=True)
     return plan if len(lines) <= FIRST + LAST + 1 else "".join([*lines[:FIRST], "...\n", *lines[-LAST:]])
 
 
 def with_plans(page: str, made: Mapping[str, str]) -> str:
-    """A page with its plans replaced.
+    """Returns a page with its plans replaced.
 
     Args:
         page: the text.
-        made: command -> output, shown as the page shows plans; those that the page lacks are left out.
+        made: command -> full output, which is abbreviated; commands that the page lacks are ignored.
     """
     blocks = page.split("```")
     for number in range(1, len(blocks), 2):
@@ -120,7 +120,7 @@ def with_plans(page: str, made: Mapping[str, str]) -> str:
 
 
 def kept_plans(page: str) -> Iterator[tuple[str, str]]:
-    """(command, output) of the plans in a page: fenced blocks that begin with `$ parallax plan`."""
+    """Yields (command, output) of the plans in a page: fenced blocks that begin with `$ parallax plan`."""
     for block in page.split("```")[1::2]:
         first, _, rest = block.removeprefix("console\n").partition("\n")
         if first.startswith("$ parallax plan"):

@@ -24,23 +24,23 @@ _WORDS_PER_SENTENCE, _SKEW = 25, 1.05
 _STEP_LINE = r"step (\d+) of \d+: loss ([\d.]+)"
 _LAST_LINES = 60
 _UNTIMED = 2
-"""Steps between those of the profile, which are slower, and those that are timed: TensorFlow prepares the run anew."""
+"""Steps left out between the profiled ones, which are slower, and the timed ones: TensorFlow prepares the run again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is trained, and where.
+    """The settings of a training run.
 
     Attributes:
-        hosts: emulated ones, a worker on each.
-        rate_bytes_per_s: of each host's link; None for as much as the machine can.
-        rows: of both tables.
-        width: of a row.
+        hosts: number of emulated hosts, with a worker on each.
+        rate_bytes_per_s: rate of each host's link; None for no limit.
+        rows: rows of each of the two tables.
+        width: elements of a row.
         state: cells of the LSTM.
-        samples: of the sampled softmax.
-        unroll: words of a row of text in a step.
-        batch: rows of text of a worker; published are 128, for which 20 GiB and two cores are little.
-        steps: a multiple of 10, as the example then prints a line after the first half; the second is timed.
+        samples: negatives of the sampled softmax.
+        unroll: words per row of text and step.
+        batch: rows of text per worker; the published 128 are too many for 20 GiB and two cores.
+        steps: a multiple of 10, so that the example prints a line after the first half; the second half is timed.
     """
 
     hosts: int = 4
@@ -54,7 +54,7 @@ class Wanted:
     steps: int = 20
 
     def flags(self, folder: Path) -> list[str]:
-        """Those of the example."""
+        """Returns the options of the example."""
         sizes = {"vocab-size": self.rows, "width": self.width, "state": self.state, "samples": self.samples}
         sizes |= {"unroll": self.unroll, "batch": self.batch, "steps": self.steps}
         named = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
@@ -63,17 +63,17 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What was measured.
+    """The results of a training run.
 
     Attributes:
-        plan: by the cluster's and the model's profile.
-        step_s: seconds of a step, of the second half.
-        sent_bytes: in a step, of the host that sent most; headers included.
-        received_bytes: likewise.
+        plan: the plan by the profiles of the cluster and the model.
+        step_s: step time of the second half, seconds.
+        sent_bytes: bytes per step sent by the host that sent most, headers included.
+        received_bytes: bytes per step received by the host that received most, headers included.
         losses: (step, loss) as the example printed them.
-        processes: what each held.
-        most_bytes: what all held at one time.
-        start_s: from the start of the job to the end of its first steps.
+        processes: peak memory of each process.
+        most_bytes: peak memory of all processes together.
+        start_s: seconds from the start of the job to the end of its first steps.
     """
 
     plan: Plan
@@ -97,9 +97,9 @@ def train(lab: Lab, wanted: Wanted, tell: Callable[[str], None]) -> Trained:
     resource = ["-r", str(lab.resource_file(1))]
     cluster, model, planned = folder / "cluster.json", folder / "model.json", folder / "plan.json"
     script = [_SCRIPT, *wanted.flags(folder)]
-    tell("calibrates the emulated hosts")
+    tell("calibrating the emulated hosts")
     _run(lab, ["calibrate", *resource, "--quick", "-o", str(cluster)])
-    tell("trains")
+    tell("training")
     half = wanted.steps // 2
     measure = ["--cluster", str(cluster), "--measure", str(model), "--measure-steps", str(half - _UNTIMED)]
     marks = Marks(_STEP_LINE, time.monotonic, lab.counters)
@@ -107,7 +107,7 @@ def train(lab: Lab, wanted: Wanted, tell: Callable[[str], None]) -> Trained:
     with MemoryWatch(lab) as watch:
         lines = _run(lab, ["run", *resource, *measure, *script], marks.read, tell)
     step_s, sent, received = marks.between(half, wanted.steps)
-    tell("plans with what was measured")
+    tell("planning with both profiles")
     _run(lab, ["plan", *resource, "--cluster", str(cluster), "--profile", str(model), "--json", str(planned), *script])
     losses = re.findall(_STEP_LINE, "\n".join(lines))
     return Trained(
@@ -123,7 +123,7 @@ def train(lab: Lab, wanted: Wanted, tell: Callable[[str], None]) -> Trained:
 
 
 def write_text(folder: Path, wanted: Wanted) -> None:
-    """A vocabulary with a word for every row, and a text in which they are as frequent as words are (Zipf)."""
+    """Writes a vocabulary with a word per row, and a text of Zipf-distributed words."""
     words = ["<S>", "<UNK>", *(f"w{number}" for number in range(2, wanted.rows))]
     (folder / "vocabulary").write_text("\n".join(words) + "\n", encoding="utf-8")
     needed = wanted.hosts * wanted.batch * (wanted.unroll * wanted.steps + 1)
@@ -139,7 +139,7 @@ def _run(
     read: Callable[[str], None] = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
-    """Runs `parallax` on the first host; its lines, which `read` gets as they come."""
+    """Runs `parallax` on the first host, and returns its output lines; `read` receives each as it is printed."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = lab.start_on(
         "host0",

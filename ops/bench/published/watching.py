@@ -14,9 +14,9 @@ from ops.lab.hosts import Hosts
 _EVERY_S = 0.5
 _SIZE = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB", re.MULTILINE)
 _KINDS = (
-    ("parallax.runtime.supervisor.agent", "supervisor"),  # first: it names what it starts
+    ("parallax.runtime.supervisor.agent", "supervisor"),  # first: its command line names the process that it starts
     ("parallax.runtime.worker.main", "worker"),
-    ("parallax.runtime.worker.fork_server", "worker"),  # and those that it forks
+    ("parallax.runtime.worker.fork_server", "worker"),  # and the workers that it forks
     ("parallax.runtime.worker.server", "server"),
     ("parallax.entry.cli", "launcher"),
 )
@@ -24,12 +24,12 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class ProcessPeak:
-    """The most that a process has held.
+    """The peak memory of a process.
 
     Attributes:
-        host: where it ran.
+        host: the host where it ran.
         kind: `supervisor`, `worker`, `server`, `launcher` or `other`.
-        peak_bytes: of its resident memory.
+        peak_bytes: peak RSS.
     """
 
     host: str
@@ -38,9 +38,9 @@ class ProcessPeak:
 
 
 class MemoryWatch:
-    """Looks at all processes of a lab twice a second, inside a `with` block.
+    """Samples the memory of all processes of a lab twice a second, inside a `with` block.
 
-    Resident memory counts pages that processes share, such as TensorFlow's code, once for each of them.
+    RSS counts shared pages, such as TensorFlow's code, once per process.
     """
 
     def __init__(self, lab: Hosts) -> None:
@@ -60,12 +60,12 @@ class MemoryWatch:
 
     @property
     def processes(self) -> tuple[ProcessPeak, ...]:
-        """All that ran, by host, the largest first."""
+        """All processes that ran, by host, the largest first."""
         return tuple(sorted(self._found.values(), key=lambda held: (held.host, -held.peak_bytes)))
 
     @property
     def most_bytes(self) -> int:
-        """The most that all held at one time."""
+        """The peak memory of all processes together."""
         return self._most
 
     def _watch(self) -> None:
@@ -86,12 +86,12 @@ class MemoryWatch:
 
 
 class Marks:
-    """When lines of a job's output came, and what the links had carried by then.
+    """Times of certain lines of a job's output, with the links' byte counters at these times.
 
     Args:
-        pattern: of the lines; its first group is a number.
-        clock: seconds.
-        counters: bytes received and sent so far, by host.
+        pattern: matches these lines; its first group is a number.
+        clock: returns seconds.
+        counters: returns bytes received and sent so far, by host.
     """
 
     def __init__(
@@ -101,15 +101,15 @@ class Marks:
         self.seen: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
 
     def read(self, line: str) -> None:
-        """Notes a line if it is one of them."""
+        """Records the time and the counters if the line matches."""
         if found := self._pattern.search(line):
             self.seen[int(found[1])] = (self._clock(), self._counters())
 
     def between(self, first: int, last: int) -> tuple[float, int, int]:
-        """Seconds, and the most bytes that a host sent and received, from one line to another, over their distance.
+        """Returns seconds, and the most bytes that a host sent and received, per step between two lines.
 
         Raises:
-            KeyError: one of them did not come.
+            KeyError: one of the lines was not printed.
         """
         (began_s, before), (ended_s, after) = self.seen[first], self.seen[last]
         moved = [(after[h][1] - before[h][1], after[h][0] - before[h][0]) for h in before]

@@ -1,1 +1,1 @@
-"""Parallax against the systems a user would pick instead, side by side on one emulated cluster."""
+"""Compares Parallax with alternative systems on one emulated cluster."""

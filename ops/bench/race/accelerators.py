@@ -1,4 +1,4 @@
-"""Races in the twin of a cluster: from the cluster's name to the model's sizes and the rate of the links."""
+"""Races in the twin of a cluster: maps the cluster's name to the model's sizes and the rate of the links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODEL = "twin"
 
 
 def twin_sizes(cluster: str, network: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes of the model: the cluster's for this network, but for those that are given.
+    """Returns the sizes of the twin: the cluster's for this network, overridden by `given`.
 
     Raises:
         ValueError: the cluster has no pace for the network.
@@ -34,17 +34,17 @@ def twin_sizes(cluster: str, network: str, given: Mapping[str, Any]) -> dict[str
 
 
 def twin_of(model: str, sizes: Mapping[str, Any]) -> Twin | None:
-    """The model, if it is one whose layers may take an accelerator's time."""
+    """Returns the model if it is a twin, else None."""
     network = model_of(model, **sizes)
     return network if isinstance(network, Twin) else None
 
 
 def has_losses(model: str, sizes: Mapping[str, Any]) -> bool:
-    """Whether its losses are computed, and can be compared."""
+    """Returns whether the model computes losses, so that they can be compared."""
     twin = twin_of(model, sizes)
     return twin is None or twin.values != "zeros"
 
 
 def slowed(rate_bytes_per_s: float, sizes: Mapping[str, Any]) -> int:
-    """The rate of a link in the twin: slower by the dilation of time, and by how much fewer the bytes are."""
+    """Returns the rate of a link in the twin: the real rate over the dilation of time and the divisor of bytes."""
     return round(rate_bytes_per_s / float(sizes["dilation"] * sizes["divisor"]))

@@ -1,11 +1,11 @@
-"""Whether systems that must compute the same do: their losses, step by step.
+"""Checks that synchronous systems compute equal losses, step by step.
 
 All synchronous systems apply the mean gradient of the same global batches to the same initial values, so they differ
-only by the order in which float32 numbers are added up: over W workers, over equal rows, within a product. One sum of n
-terms is off by at most n * 2**-24 relatively, in practice by its square root: with n around 10**4 for a gradient, 1e-5.
-An error of a step is carried on by the next ones, and so grows about linearly as long as training is not chaotic. The
-bound is therefore FIRST for the first steps and grows by PER_STEP with each. A wrong exchange (a worker left out, sums
-for means, a lost push) changes the second loss by far more: by the effect of an update itself.
+only by the order in which float32 numbers are added up: over W workers, over equal rows, within a product. The relative
+error of a sum of n terms is at most n * 2**-24, in practice sqrt(n) * 2**-24: for a gradient with n around 10**4, 1e-5.
+Later steps inherit the error of a step, so it grows about linearly as long as training is not chaotic. The bound is
+therefore FIRST for the first step and grows by PER_STEP with each. A wrong exchange (a worker left out, sums for means,
+a lost push) changes the second loss by far more: by the effect of an update itself.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ PER_STEP = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How a system's losses compare with those of the first synchronous one.
+    """The comparison of a system's losses with those of the first synchronous system.
 
     Attributes:
-        system: its name.
-        reference: the one it is compared with.
-        steps: how many both have run.
+        system: name of the system.
+        reference: name of the system it is compared with.
+        steps: number of steps that both have run.
         worst: the largest relative difference.
-        at_step: where that is, from 0.
-        holds: no difference is beyond the bound of its step.
+        at_step: the step of that difference, from 0.
+        holds: whether every difference is within the bound of its step.
     """
 
     system: str
@@ -41,12 +41,12 @@ class Agreement:
 
 
 def bound(step: int) -> float:
-    """The relative difference that is allowed in a step, from 0."""
+    """Returns the largest allowed relative difference in a step, counted from 0."""
     return FIRST + PER_STEP * step
 
 
 def agreements(runs: Sequence[Ran]) -> tuple[Agreement, ...]:
-    """Of every synchronous system that has losses, against the first such one."""
+    """Compares every synchronous system that has losses with the first such system."""
     compared = [run for run in runs if run.synchronous and run.losses]
     return tuple(_agreement(run, compared[0]) for run in compared[1:])
 
@@ -60,7 +60,7 @@ def _agreement(run: Ran, reference: Ran) -> Agreement:
 
 
 def _relative(own: float, other: float) -> float:
-    """Infinite where one is no number."""
+    """Returns the relative difference; infinite if one of the numbers is NaN."""
     if own == other:
         return 0.0
     difference = abs(own - other) / max(abs(own), abs(other))

@@ -1,4 +1,4 @@
-"""`python -m ops.bench race`: its arguments, its output, its exit status."""
+"""The command `python -m ops.bench race`: arguments, output, exit status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ops.twin.clusters import CLUSTERS
 
 _UNITS = {"": 1 / 8, "bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 _DEFAULT_RATE = 25_000_000
-_NO_LOSSES = "Losses: the layers give zeros. `--size values=real` computes them, and compares them."
+_NO_LOSSES = "Losses: the layers output zeros. `--size values=real` computes and compares losses."
 _DEFAULT_SYSTEMS = "parallax,horovod,horovod-dense,tf-ps"
 
 
@@ -37,40 +37,40 @@ def add_command(commands: Any) -> None:
     """Adds `race` to the benchmark's command line."""
     parser = commands.add_parser(
         "race",
-        help="Parallax against its peers on an emulated cluster",
-        description="Runs systems side by side on emulated hosts, in interleaved turns. Exit status 1: losses of "
-        "synchronous systems differ, or none of the systems ran.",
+        help="step times of Parallax and of alternative systems on an emulated cluster",
+        description="Runs systems on the same emulated hosts, in interleaved turns. Exit status 1: losses of "
+        "synchronous systems differ, or no system ran.",
     )
     parser.add_argument(
-        "--hosts", type=_numbers, metavar="N[,N...]", help="hosts; a race for each (4, or the cluster's)"
+        "--hosts", type=_numbers, metavar="N[,N...]", help="numbers of hosts, a race for each (4, or the cluster's)"
     )
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers on each host (1)")
-    parser.add_argument("--rate", type=rate, help="of each link, as 200mbit or 1gbit (200mbit, or the cluster's)")
+    parser.add_argument("--rate", type=rate, help="rate of each link; 0: no limit (200mbit, or the cluster's)")
     parser.add_argument("--model", help="embed (the default), lm, nmt, dense, recsys, word2vec, translation, twin")
     parser.add_argument(
         "--accelerators",
         choices=tuple(CLUSTERS),
         metavar="CLUSTER",
-        help=f"the twin of a cluster: {', '.join(CLUSTERS)}. Models are lm (the default), nmt, resnet50, inception_v3, "
-        "wide; --rate is the cluster's own",
+        help=f"race in the twin of a cluster: {', '.join(CLUSTERS)}. Models are lm (the default), nmt, resnet50, "
+        "inception_v3, wide; --rate is the rate of the cluster's links, which are slowed",
     )
     parser.add_argument("--size", action="append", default=[], metavar="NAME=VALUE", help="a size of the model")
     parser.add_argument("--systems", type=systems_of, default=_DEFAULT_SYSTEMS, help=", ".join(SYSTEMS))
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each system (5)")
-    parser.add_argument("--turn-seconds", type=float, default=5.0, metavar="S", help="about how long a turn is (5)")
-    parser.add_argument("--start-limit", type=float, default=300.0, metavar="S", help="for a system to be warm (300)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each process within an op (1)")
-    parser.add_argument("--inter-threads", type=int, default=2, metavar="N", help="of each process between ops (2)")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable for all processes")
-    parser.add_argument("--beside", type=Path, metavar="DIR", help=f"another checkout of the project, as {BESIDE}")
-    parser.add_argument("--local", action="store_true", help="processes of this machine, no lab")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the results go")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="where the page goes, with a picture FILE.png")
+    parser.add_argument("--turn-seconds", type=float, default=5.0, metavar="S", help="about S seconds per turn (5)")
+    parser.add_argument("--start-limit", type=float, default=300.0, metavar="S", help="time limit of a start (300)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each process within an op (1)")
+    parser.add_argument("--inter-threads", type=int, default=2, metavar="N", help="ops a process runs in parallel (2)")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable of all processes")
+    parser.add_argument("--beside", type=Path, metavar="DIR", help=f"another checkout of the project, run as {BESIDE}")
+    parser.add_argument("--local", action="store_true", help="run processes of this machine, without a lab")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page to FILE, and its picture as .png")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Runs the races and prints what they measured; leaves with the exit status."""
+    """Runs the races, prints the results, and exits with the status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     reason = "--local was given" if arguments.local else why_not()
     results = Results(
@@ -101,16 +101,16 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def wanted_of(arguments: argparse.Namespace) -> Wanted:
-    """What the command line asks for.
+    """Returns the race that the arguments describe.
 
     Raises:
-        SystemExit: there is no such model, or it has no such sizes.
+        SystemExit: the model or one of its sizes does not exist.
     """
     if (BESIDE in arguments.systems) != (arguments.beside is not None):
         sys.exit(f"race: {BESIDE} among the systems and --beside DIR belong together.")
     beside = arguments.beside.resolve() if arguments.beside else None
     if beside and not ((beside / "parallax" / "__init__.py").is_file() and Path(python_of(beside)).is_file()):
-        sys.exit(f"race: --beside must be a checkout of the project after `make install`, and {beside} is none.")
+        sys.exit(f"race: --beside must be a checkout of the project after `make install`, but {beside} is not.")
     try:
         model, sizes, link = _model(arguments)
     except ValueError as error:
@@ -132,7 +132,7 @@ def wanted_of(arguments: argparse.Namespace) -> Wanted:
 
 
 def _model(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], int]:
-    """Name and sizes of the model, and the rate of the links."""
+    """Returns name and sizes of the model, and the rate of the links."""
     cluster = arguments.accelerators
     model = MODEL if cluster else arguments.model or "embed"
     kinds = {one.name: type(one.default) for one in fields(type(model_of(model)))}  # type: ignore[arg-type]
@@ -171,12 +171,12 @@ def _write_pictures(results: Results, html: Path | None) -> None:
 
 
 def _differences(results: Results) -> list[dict[str, float]]:
-    """For each race, by system the largest difference of its losses from the first one's."""
+    """Returns, for each race, system -> largest difference of its losses from the first system's."""
     return [{one.system: one.worst for one in agreements(race.runs)} for race in results.races]
 
 
 def _plain(results: Results) -> Iterator[str]:
-    """What can be said in a line for each system."""
+    """Yields a line per system, for a machine without the report's libraries."""
     yield from results.shortfalls
     for race in results.races:
         yield f"{race.model} on {race.hosts} hosts, compute {race.compute_s:.4f} s a step"
@@ -208,7 +208,7 @@ def _shortfalls(reason: str) -> tuple[str, ...]:
         return ()
     return (
         f"No emulated hosts ({reason}): the workers are processes of this machine, on loopback. Not shown: bytes on "
-        "the wire, what a link of the given rate does to step times, and hosts of their own.",
+        "the wire, and the effects of the link rate and of separate hosts on step times.",
     )
 
 
@@ -226,7 +226,7 @@ def _log(line: str) -> None:
 def _pair(text: str) -> tuple[str, str]:
     name, is_pair, value = text.partition("=")
     if not is_pair:
-        sys.exit(f"race: NAME=VALUE is wanted, got {text!r}.")
+        sys.exit(f"race: expected NAME=VALUE, got {text!r}.")
     return name, value
 
 
@@ -235,17 +235,17 @@ def _numbers(text: str) -> list[int]:
 
 
 def systems_of(text: str) -> tuple[str, ...]:
-    """Names of systems, each once."""
+    """Parses names of systems, without duplicates."""
     names = tuple(dict.fromkeys(text.split(",")))
     wrong = [name for name in names if name not in SYSTEMS]
     if wrong:
-        raise argparse.ArgumentTypeError(f"{', '.join(wrong)}: no such system. There are {', '.join(SYSTEMS)}.")
+        raise argparse.ArgumentTypeError(f"{', '.join(wrong)}: no such system. Systems are {', '.join(SYSTEMS)}.")
     return names
 
 
 def rate(text: str) -> int:
-    """Bytes a second; 0 for no limit."""
+    """Parses a rate into bytes per second; 0 means no limit."""
     match = re.fullmatch(r"([\d.]+)([a-z]*)", text.lower())
     if not match or match.group(2) not in _UNITS:
-        raise argparse.ArgumentTypeError(f"{text}: a rate is written as 200mbit or 1gbit; 0 is no limit.")
+        raise argparse.ArgumentTypeError(f"{text}: a rate must be like 200mbit or 1gbit, or 0 for no limit.")
     return int(float(match.group(1)) * _UNITS[match.group(2)])

@@ -1,7 +1,7 @@
-"""The processes of one system in a race: started, given turns, stopped in between, ended.
+"""Starts the processes of one system in a race, runs their turns, stops them in between, and ends them.
 
-A stopped process (SIGSTOP) takes no processor and sends nothing, so all systems can be there at once and be measured in
-turns without paying for a start each time.
+A stopped process (SIGSTOP) uses no processor and sends nothing. So all systems can be up at once and measured in turns,
+without a new start for each turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ops.bench.race.systems import commands_of, python_of
 from ops.bench.race.turns import Task, write_json, write_task
 
 RESERVE_BYTES = 1_500_000_000
-"""What a race leaves of the machine's memory; a system that would take it is not run."""
+"""Memory that a race leaves free; a system that would use it is not run."""
 
 _POLL_S = 0.02
 _GRACE_S = 20.0
@@ -34,16 +34,16 @@ _LAST_LINES = 25
 
 
 class NotRunning(Exception):
-    """A system did not start, died, or did not end in time; says which, with its last output."""
+    """A system did not start, died, or exceeded its time limit; the text says which, with its last output."""
 
 
 class NoMemory(NotRunning):
-    """A system takes more memory than the machine has left."""
+    """A system needs more memory than the machine has available."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTurn:
-    """One turn, measured.
+    """The measurements of one turn.
 
     Attributes:
         turn: its figures.
@@ -57,11 +57,11 @@ class MeasuredTurn:
 
 
 class Entry:
-    """A system that takes part; a context manager, at whose end nothing of it is left.
+    """A system in a race; a context manager that ends all its processes.
 
     Args:
-        place: where it runs. What runs there already is taken to be others'.
-        task: what its processes are told.
+        place: where it runs. Processes that already run there belong to other systems.
+        task: the task of its processes.
     """
 
     def __init__(self, place: Place, task: Task) -> None:
@@ -99,7 +99,7 @@ class Entry:
             self._find()
         self._signal(signal.SIGCONT)
         if any(child.poll() is None for child in self._workers):
-            self._signal(signal.SIGTERM)  # launchers clean up behind their workers
+            self._signal(signal.SIGTERM)  # launchers clean up after their workers
             self._wait(_TERM_GRACE_S)
         self._signal(signal.SIGKILL)
         for child in self._children:
@@ -107,10 +107,10 @@ class Entry:
             child.wait()
 
     def take_turn(self, steps: int, limit_s: float) -> MeasuredTurn:
-        """Runs so many steps while everything else is stopped, and stops the processes.
+        """Runs this many steps with all other systems stopped, and stops the processes.
 
         Raises:
-            NotRunning: it could not, or not within `limit_s`.
+            NotRunning: the system failed, or exceeded `limit_s`.
         """
         deadline_s = time.monotonic() + limit_s
         number = self._turns
@@ -143,16 +143,16 @@ class Entry:
         return MeasuredTurn(turn, losses, tuple(max(of_step) for of_step in zip(*durations, strict=True)))
 
     def _await_start(self, deadline_s: float) -> None:
-        """Until all workers are at their first turn. Not measured, so what is sent once need not take its time."""
+        """Waits until all workers are at their first turn, with link rates lifted, as the start is not measured."""
         self._place.lift_rates(True)
         try:
             self._answers("ready", 0, deadline_s)
         finally:
             self._place.lift_rates(False)
-        self._find()  # now only: what comes later belongs to the systems that are started later
+        self._find()  # only now: later processes belong to the systems that are started later
 
     def finish(self) -> tuple[int, ...]:
-        """Lets the processes end by themselves, within a grace; gives the peak memory of each."""
+        """Lets the processes exit within a grace period, and returns the peak memory of each."""
         peaks = peak_bytes(self._ranks())
         write_json(self._folder / f"turn-{self._turns}.json", {"steps": 0})
         self._signal(signal.SIGCONT)
@@ -171,11 +171,11 @@ class Entry:
                 self._processes.append(psutil.Process(pid))
 
     def _pids(self) -> list[int]:
-        """Those that still run; a number that the kernel has given to another process since is left out."""
+        """Returns the pids of processes that still run, without pids that the kernel has reused."""
         return [process.pid for process in self._processes if process.is_running()]
 
     def _ranks(self) -> list[int]:
-        """The processes that run Python; what else there is (mpirun, its daemons) only waits for them."""
+        """Returns the pids of processes that run Python; the others (mpirun, its daemons) only wait for them."""
         pids, pythons = [], tuple(self._pythons)
         for process in self._processes:
             with contextlib.suppress(psutil.Error):
@@ -192,7 +192,7 @@ class Entry:
                 os.kill(pid, number)
 
     def _answers(self, kind: str, number: int, deadline_s: float) -> list[dict[str, Any]]:
-        """What all workers have written, as soon as they have."""
+        """Waits until all workers have written their answers, and returns these."""
         files = [self._folder / f"{kind}-{number}-{rank}.json" for rank in range(self._task.workers)]
         while not all(file.exists() for file in files):
             self._check(deadline_s)
@@ -204,9 +204,9 @@ class Entry:
             if child.poll() is not None:
                 raise NotRunning(f"ended with exit status {child.returncode}\n{self._last_lines()}")
         if available_bytes() < RESERVE_BYTES:
-            raise NoMemory(f"takes more memory than there is ({RESERVE_BYTES / 1e9:.1f} GB are left free)")
+            raise NoMemory(f"needs more memory than is available ({RESERVE_BYTES / 1e9:.1f} GB are kept free)")
         if time.monotonic() > deadline_s:
-            raise NotRunning(f"was not done within its time limit\n{self._last_lines()}")
+            raise NotRunning(f"exceeded its time limit\n{self._last_lines()}")
 
     def _last_lines(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:])

@@ -1,11 +1,11 @@
-"""The least bytes that a host must send in a step, and receive: what no route can do without, by a formula.
+"""The least bytes that a host must send, and receive, in a step: a formula that bounds every route.
 
 With H hosts, a ring all-reduce sends 2 (H-1)/H of the dense parameters' bytes (Patarasuk and Yuan 2009), and no other
-way of adding up sends less. A table's rows have owners: of the u distinct rows that a host's workers touch, (H-1)/H lie
-on other hosts. Their ids go out; rows come in and gradient rows go out; and as much is asked of the host by the others.
+all-reduce sends less. Each row of a table has an owner: of the u distinct rows that a host's workers touch, (H-1)/H are
+on other hosts. The host sends their ids and gradient rows, and receives the rows. It serves as much to the others.
 
-Simplified: rows are owned and asked for in equal shares, so that each host sends what the mean host does; every table
-sends its own ids; a table that costs less as a dense one counts as that; headers and scalars are left out.
+Simplifications: rows are owned and looked up in equal shares, so each host sends as much as the mean host. Every table
+sends its own ids. A table that costs less as a dense variable counts as one. Headers and scalars are left out.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ops.bench.race.models import Model
 
 ELEMENT_BYTES = 4
 STEPS = 4
-"""Whose touched rows are taken the mean of; rows vary little from step to step."""
+"""Steps over which touched rows are averaged; rows vary little from step to step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """Bytes a step, the same for sending and for receiving.
+    """Bytes per step, the same for sending and for receiving.
 
     Attributes:
-        bytes: for one host, all parts together.
-        formula: where they come from, with the numbers.
+        bytes: the total of one host.
+        formula: the formula, with the numbers.
     """
 
     bytes: float
@@ -36,14 +36,14 @@ class Least:
 
 
 def least_bytes(model: Model, graph: Any, hosts: int, workers: int) -> Least:
-    """The least for `hosts` hosts of `workers` workers each.
+    """Returns the least bytes for `hosts` hosts of `workers` workers each.
 
     Args:
-        model: with the batches and tables.
-        graph: the tf.Graph it was built in; its trainable variables that are no table, nor a partition of one, are
-            dense.
-        hosts: how many.
-        workers: on each of them.
+        model: the model, for its batches and tables.
+        graph: the tf.Graph it was built in; its trainable variables that are neither tables nor partitions of tables
+            are dense.
+        hosts: number of hosts.
+        workers: number of workers per host.
     """
     share = (hosts - 1) / hosts
     dense_bytes = ELEMENT_BYTES * dense_parameters(model, graph)
@@ -68,14 +68,14 @@ def least_bytes(model: Model, graph: Any, hosts: int, workers: int) -> Least:
 
 
 def dense_parameters(model: Model, graph: Any) -> int:
-    """Elements of the trainable variables that are no table."""
+    """Returns the number of elements of all trainable variables except tables."""
     tables = {table.name for table in model.tables}
     variables = graph.get_collection("trainable_variables")
     return sum(v.shape.num_elements() for v in variables if not tables & {v.op.name, v.op.name.rpartition("/part_")[0]})
 
 
 def touched_rows(model: Model, hosts: int, workers: int) -> dict[str, float]:
-    """By table, the distinct rows that a host's workers look up in a step: mean over the hosts and some steps."""
+    """Returns table -> distinct rows that a host's workers look up in a step, averaged over hosts and STEPS steps."""
     sums = {table.name: 0.0 for table in model.tables}
     for step in range(STEPS):
         for host in range(hosts):

@@ -1,4 +1,4 @@
-"""What processes and interfaces have used."""
+"""Resource usage of processes and network interfaces."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ops.bench.race.place import Place
 
 _QUIET_S = 0.05
 _SETTLE_LIMIT_S = 2.0
-"""The links' queues hold 0.2 s."""
+"""Limit for the links' queues to drain, which hold 0.2 s."""
 _SCHEDULED = 2
-"""A process's clock, whose number comes from the process's, counts what the scheduler gave all its threads."""
+"""The type of a process's CPU-time clock, whose id derives from the pid: it sums the scheduled time of all threads."""
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """Processor seconds that these processes have used so far, in user code and in the kernel."""
+    """Returns the processor seconds that these processes have used so far, in user code and in the kernel."""
     seconds = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -28,7 +28,7 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 def switches(pids: Iterable[int]) -> int:
-    """How often threads of these processes were taken off a core so far; of those that still run."""
+    """Returns the number of context switches of these processes' threads so far, for threads that still run."""
     count = 0
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").glob("*/status"):
@@ -39,7 +39,7 @@ def switches(pids: Iterable[int]) -> int:
 
 
 def peak_bytes(pids: Iterable[int]) -> tuple[int, ...]:
-    """The most memory that each process has held so far, largest first."""
+    """Returns the peak RSS of each process so far, largest first."""
     peaks = []
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -50,12 +50,12 @@ def peak_bytes(pids: Iterable[int]) -> tuple[int, ...]:
 
 
 def available_bytes() -> int:
-    """What this machine can still give to processes."""
+    """Returns the memory of this machine that is available to processes."""
     return int(psutil.virtual_memory().available)
 
 
 def settled_counters(place: Place) -> dict[str, tuple[int, int]]:
-    """The interfaces' counters when nothing is on its way any more; all processes must have been stopped."""
+    """Returns the interfaces' counters once no data are in flight; all processes must have been stopped."""
     deadline_s = time.monotonic() + _SETTLE_LIMIT_S
     before = place.counters()
     while before:

@@ -1,4 +1,4 @@
-"""Where a race is run: on the hosts of a lab, or as processes of this machine where there can be no lab."""
+"""The places of a race: the hosts of a lab, or processes of this machine where a lab is impossible."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ _MARK = "PARALLAX_RACE"
 
 
 class Place(Protocol):
-    """What a race needs of where it runs."""
+    """The interface of a place."""
 
     hosts: tuple[str, ...]
     folder: Path
     is_lab: bool
 
     def address(self, host: str) -> str:
-        """In digits."""
+        """Returns the host's IP address."""
 
     def start(
         self, host: str, argv: Sequence[str], more: Mapping[str, str], log: IO[bytes], root: Path = ROOT
     ) -> subprocess.Popen[bytes]:
-        """Starts a command of a checkout on a host; `more` is in its environment, and what it writes goes to `log`."""
+        """Starts a command of a checkout on a host, with `more` in its environment and its output in `log`."""
 
     def pids(self) -> frozenset[int]:
-        """All processes that run here, as this process numbers them."""
+        """Returns all processes that run here, by their pids in this process's namespace."""
 
     def counters(self) -> dict[str, tuple[int, int]]:
-        """Host -> bytes (received, sent) so far; empty where nothing counts them."""
+        """Returns host -> bytes (received, sent) so far; empty if nothing counts them."""
 
     def lift_rates(self, are_lifted: bool) -> None:
-        """Lets links carry what they can, or gives them their rates again."""
+        """Removes the rate limits of links, or restores them."""
 
 
 class InLab:
-    """The hosts of a lab, which is up."""
+    """The hosts of a running lab."""
 
     is_lab = True
 
@@ -58,32 +58,32 @@ class InLab:
         self.folder = lab.folder
 
     def address(self, host: str) -> str:
-        """In the lab's own network."""
+        """Returns the host's address in the lab's own network."""
         return self.lab.address(host)
 
     def start(
         self, host: str, argv: Sequence[str], more: Mapping[str, str], log: IO[bytes], root: Path = ROOT
     ) -> subprocess.Popen[bytes]:
-        """Through nsenter."""
+        """Starts the command through nsenter."""
         return self.lab.start_on(
             host, argv, env=_environment(more, root), cwd=root, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
 
     def pids(self) -> frozenset[int]:
-        """Of all hosts."""
+        """Returns the processes of all hosts."""
         return frozenset(pid for host in self.hosts for pid in self.lab.processes(host))
 
     def counters(self) -> dict[str, tuple[int, int]]:
-        """Of the hosts' interfaces."""
+        """Returns the counters of the hosts' interfaces."""
         return self.lab.counters()
 
     def lift_rates(self, are_lifted: bool) -> None:
-        """Those of all hosts."""
+        """Removes or restores the rate limits of all hosts."""
         self.lab.lift_rates(are_lifted)
 
 
 class OnThisMachine:
-    """Processes of this machine, all on one `host`; nothing counts their bytes."""
+    """Processes of this machine in place of hosts; nothing counts their bytes."""
 
     is_lab = False
 
@@ -93,13 +93,13 @@ class OnThisMachine:
         self._mark = secrets.token_hex(8)
 
     def address(self, host: str) -> str:
-        """Loopback."""
+        """Returns the loopback address."""
         return "127.0.0.1"
 
     def start(
         self, host: str, argv: Sequence[str], more: Mapping[str, str], log: IO[bytes], root: Path = ROOT
     ) -> subprocess.Popen[bytes]:
-        """As a child that ends with this process."""
+        """Starts the command as a child that ends with this process."""
         return subprocess.Popen(
             tied_argv(sys.executable, list(argv), os.getpid(), signal.SIGTERM),
             env={**_environment(more, root), _MARK: self._mark},
@@ -110,20 +110,20 @@ class OnThisMachine:
         )
 
     def pids(self) -> frozenset[int]:
-        """Those that carry this race's mark, which children inherit."""
+        """Returns the processes with this race's mark, which children inherit."""
         return frozenset(processes_with({_MARK: self._mark}))
 
     def counters(self) -> dict[str, tuple[int, int]]:
-        """None."""
+        """Returns no counters."""
         return {}
 
     def lift_rates(self, are_lifted: bool) -> None:
-        """There are no links."""
+        """Does nothing: there are no links."""
 
 
 @contextlib.contextmanager
 def place_of(hosts: int, rate_bytes_per_s: int | None, in_lab: bool) -> Iterator[Place]:
-    """A place for a race inside a `with` block; nothing that was started there is left after it."""
+    """Yields a place for a race, and ends all processes that were started there."""
     if in_lab:
         with Lab(hosts, rate_bytes_per_s) as lab:
             yield InLab(lab)
@@ -140,7 +140,7 @@ def place_of(hosts: int, rate_bytes_per_s: int | None, in_lab: bool) -> Iterator
 
 
 def mpirun_options(place: Place) -> list[str]:
-    """How mpirun reaches the hosts of a place, for a user who starts a job with it by hand."""
+    """Returns the options by which mpirun, started by hand, reaches the hosts of a place."""
     options = [
         *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
         *("--bind-to", "none", "--map-by", "slot", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"),

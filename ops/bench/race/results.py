@@ -1,4 +1,4 @@
-"""What a race measured, as values that can be stored: one Race for each number of hosts, one Ran for each system."""
+"""The results of races, as values that can be stored: one Race per number of hosts, one Ran per system."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round of one system: some steps in a row, while all other systems were stopped.
+    """One round of one system: consecutive steps, with all other systems stopped.
 
     Attributes:
-        steps: how many.
-        seconds: wall time of them, from the first worker's start to the last one's end.
-        received_bytes: by host, as its interface counted; empty without a lab.
+        steps: number of steps.
+        seconds: their wall time, from the first worker's start to the last one's end.
+        received_bytes: bytes by host, as its interface counted them; empty without a lab.
         sent_bytes: the same.
         cpu_s: processor time of all processes of the system.
-        switches: how often their threads were taken off a core.
+        switches: context switches of their threads.
     """
 
     steps: int
@@ -30,26 +30,26 @@ class Turn:
 
     @property
     def step_s(self) -> float:
-        """Seconds a step."""
+        """Step time."""
         return self.seconds / self.steps
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes a step through the busiest direction of the busiest host's link."""
+        """Bytes per step in the busiest direction of the busiest host's link."""
         return max((*self.received_bytes, *self.sent_bytes), default=0) / self.steps
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What one system did.
+    """The results of one system.
 
     Attributes:
-        system: its name.
-        synchronous: whether its losses must be those of the others.
-        turns: the measured rounds; those that warm up are left out.
+        system: name of the system.
+        synchronous: whether its losses must equal those of the others.
+        turns: the measured rounds, without warm-up.
         losses: mean over the workers, by step, warm-up included.
-        peak_bytes: the most memory that each process held, largest first.
-        problem: why it did not run to the end; empty when it did.
+        peak_bytes: peak RSS of each process, largest first.
+        problem: why it did not run to the end; empty if it did.
     """
 
     system: str
@@ -61,12 +61,12 @@ class Ran:
 
     @property
     def step_s(self) -> float:
-        """Median over the rounds."""
+        """Median step time over the rounds."""
         return statistics.median(turn.step_s for turn in self.turns)
 
     @property
     def wire_bytes(self) -> float:
-        """Median over the rounds."""
+        """Median wire bytes per step over the rounds."""
         return statistics.median(turn.wire_bytes for turn in self.turns)
 
 
@@ -75,23 +75,23 @@ class Race:
     """All systems on one model and one number of hosts.
 
     Attributes:
-        model: its name.
+        model: name of the model.
         settings: its sizes, as (name, value).
-        hosts: number of them.
-        workers: on each.
-        rate_bytes_per_s: of each link, each way; 0 where nothing limits it.
-        units: words, images or examples of one step, all workers together.
+        hosts: number of hosts.
+        workers: workers per host.
+        rate_bytes_per_s: rate of each link, each way; 0 without a limit.
+        units: words, images or examples of one step, of all workers together.
         unit: which of these.
         least_bytes: the fewest bytes that a host must send in a step, and receive.
-        formula: of `least_bytes`, with its numbers.
-        compute_s: seconds of a step of all workers at once, on this machine's cores, without any exchange.
-        runs: the systems, in the order they were asked for.
-        device_s: seconds of a step on the accelerator whose twin this is, dilated; 0 where cores compute.
-        dilation: times that a second is longer than on the cluster whose twin this is.
-        cores: of this machine, which all hosts share; 0 where it was not recorded.
-        shortest_s: seconds that no schedule of Parallax's exchanges and the accelerator's layers is below, of a step
-            alone; 0 where it is not known.
-        overlapping_s: the same, from step to step of steps that overlap.
+        formula: the formula of `least_bytes`, with its numbers.
+        compute_s: step time of all workers at once, on this machine's cores, without any exchange.
+        runs: the results of the systems, in the order of the command line.
+        device_s: dilated seconds of a step on the emulated accelerator; 0 if cores compute.
+        dilation: factor by which time is dilated relative to the emulated cluster.
+        cores: cores of this machine, which all hosts share; 0 if not recorded.
+        shortest_s: lower bound in seconds of a step alone, over all schedules of Parallax's exchanges and the
+            accelerator's layers; 0 if unknown.
+        overlapping_s: the same for the period of steps that overlap.
     """
 
     model: str
@@ -113,7 +113,7 @@ class Race:
 
     @property
     def computing_s(self) -> float:
-        """Seconds that nobody's step can be shorter than, of the accelerator or of the cores."""
+        """Lower bound of every system's step, by the accelerator or by the cores."""
         return self.device_s or self.compute_s
 
     @property
@@ -122,11 +122,11 @@ class Race:
         return self.least_bytes / self.rate_bytes_per_s if self.rate_bytes_per_s else 0.0
 
     def shortest_of(self, system: str) -> float:
-        """Seconds that a system's step is compared with: those of steps that overlap for `parallax-overlap` alone."""
+        """Returns the lower bound of a system's step: for `parallax-overlap` only, that of overlapping steps."""
         return self.overlapping_s if system == "parallax-overlap" else self.shortest_s
 
     def run_of(self, system: str) -> Ran:
-        """The run of one system; KeyError when it was not in the race."""
+        """Returns the run of one system; raises KeyError if it was not in the race."""
         for run in self.runs:
             if run.system == system:
                 return run
@@ -135,13 +135,13 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything one command measured.
+    """All results of one command.
 
     Attributes:
-        command: as it was typed.
-        machine: what it ran on.
-        date: of its start, in ISO form.
-        shortfalls: what it could not show here, in words.
+        command: the command as typed.
+        machine: the machine it ran on.
+        date: date and time of its start, in ISO format.
+        shortfalls: sentences about what could not be measured here.
         races: in the order they were run.
     """
 
@@ -152,12 +152,12 @@ class Results:
     races: tuple[Race, ...]
 
     def to_json(self) -> str:
-        """As text."""
+        """Returns the results as JSON text."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
 def results_from_json(text: str) -> Results:
-    """The inverse of `Results.to_json`."""
+    """Parses the text of `Results.to_json`."""
     data = json.loads(text)
     races = tuple(_race(race) for race in data.pop("races"))
     return Results(**{**data, "shortfalls": tuple(data["shortfalls"])}, races=races)

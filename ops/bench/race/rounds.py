@@ -1,4 +1,4 @@
-"""One race: every system is started and warmed up, then they take turns, round by round."""
+"""Runs a race: every system is started and warmed up, then they take turns, round by round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ops.bench.race.systems import BESIDE, OTHER_LOSSES
 from ops.bench.race.turns import Task
 
 WARM_UP_STEPS = 6
-"""The first ones are far slower than the others: TensorFlow prepares the graph, connections are made, links fill."""
+"""The first steps are far slower: TensorFlow prepares the graph, connections are opened, links fill."""
 
 ALONE = "alone"
 
@@ -31,21 +31,21 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a race shall be.
+    """The settings of a race.
 
     Attributes:
-        model: its name.
-        sizes: those that are not the model's own.
-        systems: in the order of their turns.
-        workers: on each host.
-        rate_bytes_per_s: of each link; 0 where nothing limits it.
-        rounds: how often each system has its turn.
-        turn_s: about how long a turn is.
-        start_limit_s: how long a system may take until it is warm.
-        intra_threads: of each process.
-        inter_threads: of each process.
-        environment: variables that all processes get.
-        beside: another checkout, of which `parallax-beside` is.
+        model: name of the model.
+        sizes: sizes that differ from the model's defaults.
+        systems: the systems, in the order of their turns.
+        workers: workers per host.
+        rate_bytes_per_s: rate of each link; 0 for no limit.
+        rounds: turns of each system.
+        turn_s: approximate seconds of a turn.
+        start_limit_s: time limit for start and warm-up of a system.
+        intra_threads: threads of each process within an op.
+        inter_threads: ops that each process runs in parallel.
+        environment: variables of all processes.
+        beside: the checkout that `parallax-beside` runs.
     """
 
     model: str
@@ -64,7 +64,7 @@ class Wanted:
 
 @dataclass
 class _Runner:
-    """A system while it is in the race."""
+    """The state of a system during the race."""
 
     system: str
     entry: Entry | None = None
@@ -84,19 +84,19 @@ class _Runner:
 
 
 def turn_steps(step_s: float, turn_s: float) -> int:
-    """How many steps of `step_s` make a turn of about `turn_s`: 3 to 200, or 2 of a step of more than 20 s."""
+    """Returns the number of steps of a turn of about `turn_s`: 3 to 200, or 2 if a step takes more than 20 s."""
     if step_s > 20:
         return 2
     return max(3, min(200, round(turn_s / step_s)))
 
 
 def run_race(place: Place, wanted: Wanted, tell: Callable[[str], None]) -> Race:
-    """Starts all systems, has them take turns, ends them.
+    """Starts all systems, runs their turns, and ends them.
 
     Args:
-        place: where.
-        wanted: what.
-        tell: is called with a line whenever something has happened.
+        place: where the race runs.
+        wanted: the settings.
+        tell: receives a line for each event.
     """
     asked = wanted.model, dict(wanted.sizes), len(place.hosts), wanted.workers
     least_bytes, formula = _in_a_process(least_of, *asked)
@@ -107,13 +107,13 @@ def run_race(place: Place, wanted: Wanted, tell: Callable[[str], None]) -> Race:
         waiting = _run_heat(waiting, place, wanted, tell)
         heats += 1
     if heats > 1:
-        tell(f"Memory did not suffice for all at once: the systems took their turns in {heats} groups.")
+        tell(f"Memory was too small for all systems at once: they ran in {heats} groups.")
     runs = [_ran(runner, has_losses(wanted.model, wanted.sizes)) for runner in runners]
     return _race(place, wanted, runs, least_bytes, formula, shortest)
 
 
 def _run_heat(runners: list[_Runner], place: Place, wanted: Wanted, tell: Callable[[str], None]) -> list[_Runner]:
-    """Runs as many systems side by side as memory allows; gives those that have to wait until these have ended."""
+    """Runs as many systems together as fit into memory, and returns those that must wait until these have ended."""
     with contextlib.ExitStack() as ends:
         started: list[_Runner] = []
         waiting: list[_Runner] = []
@@ -186,7 +186,7 @@ def _take_turn(runner: _Runner, label: str, tell: Any) -> None:
 
 
 def _drop(runner: _Runner, error: NotRunning, tell: Any) -> None:
-    """The others go on without it."""
+    """Drops a failed system; the others continue."""
     runner.drop()
     runner.problem = str(error)
     tell(f"{runner.system}: {runner.problem}")
@@ -198,7 +198,7 @@ def _ran(runner: _Runner, are_compared: bool) -> Ran:
 
 
 def _rate(place: Place, wanted: Wanted) -> int:
-    """Of each link; 0 where nothing limits it."""
+    """Returns the rate of each link; 0 without a limit."""
     return wanted.rate_bytes_per_s if place.is_lab else 0
 
 
@@ -231,14 +231,14 @@ def _race(
 
 
 def _in_a_process(function: Callable[..., _Found], *arguments: Any) -> _Found:
-    """What a function gives that builds a graph: in a process of its own, which gives back the memory of the graph."""
+    """Calls a function that builds a graph in a separate process, which frees the graph's memory when it exits."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def least_of(name: str, sizes: dict[str, Any], hosts: int, workers: int) -> tuple[float, str]:
-    """The least bytes of a host and their formula; nothing where nobody can tell."""
+    """Returns the least bytes of a host and their formula; 0 and empty if they cannot be computed."""
     try:
         from ops.bench.race.least import least_bytes
     except ImportError:

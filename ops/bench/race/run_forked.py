@@ -4,8 +4,8 @@
 
 Runs a module as `python -m MODULE WORDS...` would, in a process that the host's fork server forks
 (`parallax.runtime.worker.fork_server`, which forks Parallax's own workers too). The first process of a host starts the
-server, which has imported TensorFlow and Horovod, and nothing of Parallax's front end. So 48 workers of a plain system
-fit into the memory of one machine.
+server, which imports TensorFlow and Horovod, but nothing of Parallax's front end. So 48 workers of a plain system fit
+into the memory of one machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PIECE = 1 << 16
 
 
 def fork_argv(words: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of an interpreter, `-m MODULE WORDS...`, so that a fork server's process runs the module."""
+    """Returns an interpreter's words `-m MODULE WORDS...`, changed to run the module in a process of a fork server."""
     return ("-m", "ops.bench.race.run_forked", *words[1:])
 
 
@@ -38,7 +38,7 @@ def main() -> int:
     """Runs a module in a forked process, relays its output, and returns its exit status."""
     module, *words = sys.argv[1:]
     environment = dict(os.environ)
-    name = server_name(Path(words[0]).parent.name)  # the system's folder: of this race, and this start
+    name = server_name(Path(words[0]).parent.name)  # the system's folder, which is unique to the race and the start
     order = WorkerOrder(("-m", module, *words), environment, None, ())
     worker = ForkedWorker(order, lambda output: connect_to_server(name, _SERVER, environment, output))
     _relay(worker)

@@ -1,12 +1,12 @@
-"""How throughput grows with the number of hosts, against what the bytes allow.
+"""Growth of throughput with the number of hosts, relative to the bound by bytes on the wire.
 
-A step cannot end before its least bytes have gone over a link, so H hosts cannot do more than
+A step takes at least the time of its least bytes on a link, so the throughput of H hosts is at most
 
     T_bound(H) = units(H) / (least_bytes(H) / rate)
 
-units a second, with the units of all workers of all H hosts. From H1 to H2 hosts a system may therefore grow by
-T_bound(H2) / T_bound(H1); its growth efficiency is what it did grow by, T(H2) / T(H1), over that. Compute is left out:
-on emulated hosts, which share their cores, it grows with the hosts and can only make the efficiency smaller.
+units per second, over all workers of all H hosts. From H1 to H2 hosts, throughput can therefore grow by
+T_bound(H2) / T_bound(H1). The growth efficiency is the measured growth, T(H2) / T(H1), over that. Compute is left out:
+on emulated hosts, which share their cores, it grows with the hosts and can only lower the efficiency.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FORMULA = "(T(H2)/T(H1)) / (B(H2)/B(H1)), B(H) = units of all H hosts / (least b
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """One system on two numbers of hosts.
+    """The growth of one system between two numbers of hosts.
 
     Attributes:
-        system: its name.
+        system: name of the system.
         hosts: the smaller number and the larger one.
-        measured: units/s on the larger, over those on the smaller.
-        allowed: the same of the bound.
+        measured: units/s on the larger number over those on the smaller.
+        allowed: the same for the bound.
     """
 
     system: str
@@ -37,14 +37,14 @@ class Growth:
 
     @property
     def efficiency(self) -> float:
-        """The share of the growth that the bytes allow; above 1 when the fewer hosts were further from their bound."""
+        """Measured over allowed growth; above 1 if the smaller number of hosts was further from its bound."""
         return self.measured / self.allowed
 
 
 def families(races: Sequence[Race]) -> tuple[tuple[int, ...], ...]:
-    """Indices of races that differ in nothing but the hosts, by number of hosts; families by their first race.
+    """Groups races that differ in the number of hosts only: indices by number of hosts, families by their first race.
 
-    A race that has no like is a family of one. Of races that differ in nothing at all the second is in a second family.
+    A race without a counterpart is a family of one. Of two equal races, the second is in a second family.
     """
     race_by_hosts: dict[tuple[object, ...], dict[int, int]] = {}
     for index, race in enumerate(races):
@@ -57,12 +57,12 @@ def families(races: Sequence[Race]) -> tuple[tuple[int, ...], ...]:
 
 
 def systems(races: Sequence[Race]) -> tuple[str, ...]:
-    """Every system that is in one of the races, in the order of their first appearance."""
+    """Returns all systems of the races, in the order of their first appearance."""
     return tuple(dict.fromkeys(run.system for race in races for run in race.runs))
 
 
 def units_per_s(race: Race, system: str) -> float | None:
-    """What a system did of all workers together, by its median step, in undilated time; None when it failed."""
+    """Returns a system's throughput over all workers, by its median step, in undilated time; None if it failed."""
     for run in race.runs:
         if run.system == system and run.turns and not run.problem:
             return race.units / run.step_s * race.dilation
@@ -70,17 +70,17 @@ def units_per_s(race: Race, system: str) -> float | None:
 
 
 def bound_per_s(race: Race) -> float | None:
-    """T_bound: the most units a second that the least bytes allow; None when nothing bounds them."""
+    """Returns T_bound, the most units per second that the least bytes allow; None without a bound."""
     return race.units / race.wire_s * race.dilation if race.wire_s else None
 
 
 def growths(races: Sequence[Race], system: str) -> tuple[Growth | None, ...]:
-    """A system's growth over each pair of `host_pairs`; None where one end of it was not measured or not bounded."""
+    """Returns a system's growth over each pair of `host_pairs`; None if an end was not measured or has no bound."""
     return tuple(_growth(races[a], races[b], system) for a, b in host_pairs(len(races)))
 
 
 def host_pairs(count: int) -> tuple[tuple[int, int], ...]:
-    """Which of `count` races of a family are compared: each with the next, and the first with the last."""
+    """Returns the pairs among `count` races of a family to compare: each with the next, and the first with the last."""
     pairs = [(i, i + 1) for i in range(count - 1)]
     return tuple([*pairs, (0, count - 1)] if count > 2 else pairs)
 

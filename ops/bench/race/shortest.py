@@ -1,12 +1,12 @@
-"""The shortest step of a twin: the accelerator's layers and Parallax's exchanges, in the order that the graph demands.
+"""The shortest step of a twin: a bound by the accelerator's layers and Parallax's exchanges, in graph order.
 
-The graph is that of one worker, by the plan that Parallax makes. A layer takes the accelerator for its seconds, an
-exchange the link for its bytes over the rate: an all-reduce 2 (H-1)/H of its tensors (Patarasuk and Yuan 2009), an
-all-to-all the rows that go to other hosts, which are those of some batches. All else takes no time. What no schedule of
-these is below is in parallax/analysis/timing/schedule.py.
+The graph is one worker's, by Parallax's plan. A layer occupies the accelerator for its seconds. An exchange occupies
+the link for its bytes over the rate: an all-reduce sends 2 (H-1)/H of its tensors (Patarasuk and Yuan 2009), an
+all-to-all the rows for other hosts, counted in some batches. All else takes no time. The lower bound over all schedules
+is in parallax/analysis/timing/schedule.py.
 
-Simplified: rounds, headers and the cores' work are left out, and a link carries one exchange at a time. Of a model
-without an accelerator nothing is known, as its ops take the cores for a time that depends on who else has them.
+Simplifications: rounds, headers and the cores' work are left out, and a link carries one exchange at a time. A model
+without an accelerator has no bound, as the time of its ops depends on the load of the cores.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ops.bench.race.accelerators import twin_of
 
 LAYER = "TwinLaunch"
 STEPS = 2
-"""Whose rows are taken the mean of; they vary little from step to step."""
+"""Steps over which rows are averaged; they vary little from step to step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortest:
-    """Seconds that a step is not below, by any schedule.
+    """Lower bounds of a step over all schedules, in seconds.
 
     Attributes:
-        alone_s: where one step follows the other.
-        overlapping_s: where steps overlap.
+        alone_s: for steps one after the other.
+        overlapping_s: for steps that overlap.
     """
 
     alone_s: float
@@ -39,10 +39,10 @@ class Shortest:
 def shortest_of(
     name: str, sizes: Mapping[str, Any], hosts: int, workers: int, rate_bytes_per_s: float
 ) -> Shortest | None:
-    """The shortest step of a model; None where it is not known.
+    """Returns the shortest step of a model; None if it is unknown.
 
-    Known it is of a twin with an accelerator and one worker on each of several hosts, whose links have a rate, if all
-    exchanges are those of which bytes are known: not on servers, and not by Horovod.
+    It is known for a twin with an accelerator and one worker on each of several hosts with limited links, if the bytes
+    of all exchanges are known. Those on servers and by Horovod are not.
     """
     twin = twin_of(name, sizes)
     if twin is None or not twin.device_s or workers != 1 or hosts < 2 or not rate_bytes_per_s:
@@ -74,13 +74,13 @@ def shortest_of(
 def shortest_step(
     graph_def: Any, fetches: Sequence[str], feeds: Sequence[Sequence[Mapping[str, Any]]], rate_bytes_per_s: float
 ) -> Shortest | None:
-    """The shortest step of a worker's graph; None where it exchanges something of which bytes are not known.
+    """Returns the shortest step of a worker's graph; None if the bytes of an exchange are unknown.
 
     Args:
         graph_def: the graph.
         fetches: ops that a step runs.
-        feeds: by rank, what some steps feed, by tensor.
-        rate_bytes_per_s: of the link.
+        feeds: for each rank, the feeds of some steps, by tensor.
+        rate_bytes_per_s: rate of the link.
     """
     from parallax.analysis.timing.schedule import bound_period_seconds, bound_step_seconds
     from parallax.graph.view import GraphView
@@ -105,7 +105,7 @@ def shortest_step(
 def _exchanged_bytes(
     view: Any, exchanges: Sequence[str], feeds: Sequence[Sequence[Mapping[str, Any]]]
 ) -> dict[str, float] | None:
-    """By exchange, what a host sends in a step and receives, on average; None where one is not known."""
+    """Returns exchange -> mean bytes that a host sends in a step, and receives; None if one is unknown."""
     import tensorflow as tf
 
     from parallax.transform.building.all_to_all import ALL_REDUCE, ALL_TO_ALL
@@ -138,7 +138,7 @@ def _needs_an_exchange(view: Any, node: str, exchanges: Sequence[str]) -> bool:
 def _rows_of_others(
     graph: Any, counts: Mapping[str, Any], feeds: Sequence[Sequence[Mapping[str, Any]]]
 ) -> dict[str, float]:
-    """How many rows go between a rank and others in a step, by exchange: mean over the ranks and steps."""
+    """Returns exchange -> rows between a rank and the others in a step, averaged over ranks and steps."""
     import tensorflow as tf
 
     sums = dict.fromkeys(counts, 0.0)

@@ -1,8 +1,8 @@
-"""How the processes of a race take turns: by files in a folder that all hosts see.
+"""The protocol of a race's turns: files in a folder that all hosts share.
 
-The race writes `turn-K.json` (how many steps), each worker draws its batches and writes `ready-K-RANK.json`, the race
-writes `go-K.json`, each worker runs the steps and writes `done-K-RANK.json`. A turn of no steps is the end. Batches are
-drawn before the clock starts: how fast data come is not what is compared.
+The race writes `turn-K.json` with the number of steps. Each worker draws its batches and writes `ready-K-RANK.json`.
+The race writes `go-K.json`. Each worker runs the steps and writes `done-K-RANK.json`. A turn of 0 steps ends the race.
+Batches are drawn before the clock starts, as the speed of input is not compared.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ops.bench.race.models import Model, model_of
 
 POLL_S = 0.005
 IDLE_LIMIT_S = 3600.0
-"""A worker that has waited so long has been forgotten, and ends. A stopped process does not wait."""
+"""A worker that waits longer takes the race for dead, and exits. A stopped process does not poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the processes of one system are told, as a file.
+    """The task of one system's processes, stored as a file.
 
     Attributes:
-        system: its name.
+        system: name of the system.
         model: name of the model.
-        sizes: those that are not the model's own.
-        folder: where turns are taken.
-        workers: how many processes compute gradients.
-        intra_threads: of each process, within an op.
-        inter_threads: of each process, between ops.
-        more: what only this system needs.
+        sizes: sizes that differ from the model's defaults.
+        folder: the folder of the turns' files.
+        workers: number of processes that compute gradients.
+        intra_threads: threads of each process within an op.
+        inter_threads: ops that each process runs in parallel.
+        more: settings that only this system needs.
     """
 
     system: str
@@ -50,15 +50,15 @@ class Task:
 
     @property
     def file(self) -> Path:
-        """Where it is written."""
+        """The file of the task."""
         return Path(self.folder) / "task.json"
 
     def make_model(self) -> Model:
-        """The model, with its sizes."""
+        """Returns the model, with its sizes."""
         return model_of(self.model, **self.sizes)
 
     def session_config(self) -> Any:
-        """A ConfigProto with the thread settings that all systems share."""
+        """Returns a ConfigProto with the thread settings that all systems share."""
         import tensorflow as tf
 
         return tf.compat.v1.ConfigProto(
@@ -67,54 +67,54 @@ class Task:
 
 
 def task_of_this_process() -> Task:
-    """The task whose file is the first argument."""
+    """Reads the task from the file that the first argument names."""
     return Task(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
 
 
 def write_task(task: Task) -> None:
-    """Writes the task where its processes find it, and makes the folder."""
+    """Writes the task to its file, and creates the folder."""
     Path(task.folder).mkdir(parents=True, exist_ok=True)
     write_json(task.file, asdict(task))
 
 
 def write_task_with(task: Task, **more: Any) -> None:
-    """Writes it with something that only this system needs."""
+    """Writes the task with more settings that only this system needs."""
     write_task(replace(task, more={**task.more, **more}))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a file that nobody sees half written."""
+    """Writes a file atomically."""
     half = path.with_name(path.name + ".half")
     half.write_text(json.dumps(value), encoding="utf-8")
     half.rename(path)
 
 
 def wait_for_file(path: Path) -> Any:
-    """What is in a file, as soon as it is there.
+    """Waits for a file, and returns its value.
 
     Raises:
-        TimeoutError: it does not come.
-        FileNotFoundError: the race has ended and taken its folder away.
+        TimeoutError: the file does not appear in time.
+        FileNotFoundError: the race has ended and deleted its folder.
     """
     deadline_s = time.monotonic() + IDLE_LIMIT_S
     while not path.exists():
         if not path.parent.exists():
             raise FileNotFoundError(f"The race has ended: {path.parent} is gone.")
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"{path} did not come within {IDLE_LIMIT_S:.0f} s.")
+            raise TimeoutError(f"{path} did not appear within {IDLE_LIMIT_S:.0f} s.")
         time.sleep(POLL_S)
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 class Turns:
-    """A worker's side: `for batch in turns: ...; turns.report(loss)`.
+    """A worker's side of the turns: `for batch in turns: ...; turns.report(loss)`.
 
     Args:
-        task: of the system.
-        rank: of the worker.
-        model: whose batches it takes; None for the task's.
-        drawn_as: the rank whose batches it takes; None for its own.
-        runs: the batches of a step.
+        task: task of the system.
+        rank: rank of the worker.
+        model: the model whose batches it draws; None for the task's.
+        drawn_as: the rank whose batches it draws; None for its own.
+        runs: batches per step.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Turns:
         self._losses: list[float] = []
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        """This worker's batches, one a step, as long as the race lasts; waits between turns."""
+        """Yields this worker's batches until the race ends; waits between turns."""
         turn = first = 0
         while steps := wait_for_file(self._folder / f"turn-{turn}.json")["steps"]:
             runs = range(first * self._runs, (first + steps) * self._runs)
@@ -147,5 +147,5 @@ class Turns:
             turn, first = turn + 1, first + steps
 
     def report(self, loss: Any) -> None:
-        """The loss of the step that has just been run."""
+        """Records the loss of the step that has just run."""
         self._losses.append(float(loss))

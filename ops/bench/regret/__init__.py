@@ -1,1 +1,1 @@
-"""How much longer the chosen plan's steps are than those of the best of the others, on generated models."""
+"""The regret of the planner on generated models: the chosen plan's step time over that of the best plan."""

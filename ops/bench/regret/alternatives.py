@@ -1,4 +1,4 @@
-"""All choices for a small model with their predicted steps: to check the planner, and to measure its regret."""
+"""All choices for a small model with their predicted step times, to check the planner and measure its regret."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Alternative:
     """One choice for the whole model.
 
     Attributes:
-        routes: variable -> route, of those whose seconds are known.
-        servers: variable -> for each part the server of each partition, of those on servers.
-        step_s: the predicted step.
+        routes: variable -> route, for variables whose seconds are known.
+        servers: variable on servers -> for each part, the server of each partition.
+        step_s: the predicted step time.
     """
 
     routes: dict[str, str]
@@ -33,17 +33,17 @@ class Alternative:
 def alternatives(
     spec: GraphSpec, layout: Layout, constraints: PlanConstraints, measured: PlanInputs, slots: tuple[int, ...] = ()
 ) -> Iterator[Alternative]:
-    """Every choice of routes and servers that fits into memory, the first variable's options slowest.
+    """Yields every choice of routes and servers that fits into memory; the first variable's options vary slowest.
 
     Args:
-        spec: what the graph is.
+        spec: the spec of the graph.
         layout: the workers, and the servers that may be started.
-        constraints: what the user wants; routes given there are fixed.
-        measured: with a cluster profile.
-        slots: of each worker in the pattern of owners; empty for equal shares.
+        constraints: the user's constraints; their routes are fixed.
+        measured: the planner's inputs, with a cluster profile.
+        slots: slots of each worker in the pattern of owners; empty for equal shares.
 
     Raises:
-        PlanError: without a cluster profile.
+        PlanError: there is no cluster profile.
     """
     if measured.cluster is None:
         raise PlanError("Predicted steps need a cluster profile. Measure one with `parallax calibrate`.")

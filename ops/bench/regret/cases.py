@@ -1,4 +1,4 @@
-"""Generated models on links of some rates, the plans that are compared on each, and what was measured."""
+"""Generated models at several link rates, the plans that are compared on each, and their measurements."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 FAR = 2.0
-"""A plan whose predicted step is so many times the shortest is not measured."""
+"""Plans whose predicted step is this many times the shortest, or more, are not measured."""
 
 NEAR, SHARE_WANTED = 1.05, 0.90
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A generated model on links of a rate.
+    """A generated model at a link rate.
 
     Attributes:
-        number: of the case, from 0, which all else follows from.
-        sizes: of `Generated`.
-        rate_bytes_per_s: of each link, each way.
+        number: number of the case, from 0, which determines everything else.
+        sizes: sizes of `Generated`.
+        rate_bytes_per_s: rate of each link, each way.
     """
 
     number: int
@@ -32,7 +32,7 @@ class Model:
 
     @property
     def title(self) -> str:
-        """Its sizes in a word each."""
+        """A summary of its sizes."""
         s = self.sizes
         return f"{s['tables_number']}x{s['rows']}x{s['width']} ids {s['ids']} dense {s['outputs']} skew {s['skew']}"
 
@@ -43,8 +43,8 @@ class Choice:
 
     Attributes:
         routes: (variable, route), sorted by name.
-        predicted_s: the step.
-        plan: its JSON.
+        predicted_s: predicted step time.
+        plan: the plan as JSON.
     """
 
     routes: tuple[tuple[str, str], ...]
@@ -59,15 +59,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model with its plans; the first one is what the planner chooses.
+    """A model with its plans; the first is the planner's choice.
 
     Attributes:
-        model: it.
-        choices: that are measured.
-        plans: how many there are, with partitions on servers as the placement rule has them.
-        far: of those, how many were left out because they are predicted to take FAR times the shortest or more.
-        beyond: how many because enough were measured: those with the longest predicted steps.
-        rounds_s: seconds of a step, `[choice][round]`; empty before they were measured.
+        model: the model.
+        choices: the plans to measure.
+        plans: number of all plans, with partitions on servers by the placement rule.
+        far: number of plans left out because they are predicted to take FAR times the shortest or more.
+        beyond: number of plans left out because of --plans: those with the longest predicted steps.
+        rounds_s: step times, `[choice][round]`; empty before the measurement.
     """
 
     model: Model
@@ -79,26 +79,26 @@ class Case:
 
     @property
     def measured_s(self) -> tuple[float, ...]:
-        """Median of each choice."""
+        """Median step time of each choice."""
         return tuple(map(statistics.median, self.rounds_s))
 
     @property
     def best(self) -> int:
-        """The number of the choice that was measured to be the fastest."""
+        """The index of the fastest choice."""
         return min(range(len(self.choices)), key=lambda n: self.measured_s[n])
 
     @property
     def ratio(self) -> float:
-        """How many times the best choice's step the chosen one's is, by their medians."""
+        """The median step time of the planner's choice over that of the best choice."""
         return self.measured_s[0] / self.measured_s[self.best]
 
     def to_json(self) -> str:
-        """As text."""
+        """Returns the case as JSON text."""
         return json.dumps(asdict(self)) + "\n"
 
 
 def case_from_json(text: str) -> Case:
-    """The inverse of `Case.to_json`."""
+    """Parses the text of `Case.to_json`."""
     raw: dict[str, Any] = json.loads(text)
     choices = tuple(Choice(tuple(map(tuple, c["routes"])), c["predicted_s"], c["plan"]) for c in raw["choices"])
     rounds_s = tuple(map(tuple, raw["rounds_s"]))
@@ -106,12 +106,12 @@ def case_from_json(text: str) -> Case:
 
 
 def side_file(folder: Path, number: int, rate: int, what: str) -> Path:
-    """The file of one side of a flip point: its `cluster` profile, or its `case`."""
+    """Returns a file of one side of a flip point: its `cluster` profile, or its `case`."""
     return folder / f"flip-{number}-{rate}-{what}.json"
 
 
 def models(number: int, rates: Sequence[int]) -> tuple[Model, ...]:
-    """As many models as asked for, the same ones always; the rates in turn."""
+    """Returns this many models, always the same ones, with the rates in turn."""
     return tuple(_model(n, rates[n % len(rates)]) for n in range(number))
 
 
@@ -133,7 +133,7 @@ def _model(number: int, rate: int) -> Model:
 
 
 def table(cases: Sequence[Case]) -> list[str]:
-    """A line for each case, then in how many the chosen plan is as good as the best one."""
+    """Returns lines for each case, and the share of cases in which the chosen plan is near the best one."""
     lines = []
     for case in cases:
         best = case.choices[case.best]
@@ -142,18 +142,18 @@ def table(cases: Sequence[Case]) -> list[str]:
             f"{case.model.number:>3}  {8e-6 * case.model.rate_bytes_per_s:g} mbit/s  {case.model.title}\n"
             f"     chosen {case.choices[0].title}: {1e3 * chosen_s:.2f} ms ({1e3 * case.choices[0].predicted_s:.2f} "
             f"predicted); best {best.title}: {1e3 * best_s:.2f} ms ({1e3 * best.predicted_s:.2f} predicted); ratio "
-            f"{case.ratio:.3f}; {len(case.choices)} of {case.plans} plans measured, {case.far} too far behind, "
-            f"{case.beyond} beyond the bound"
+            f"{case.ratio:.3f}; {len(case.choices)} of {case.plans} plans measured, {case.far} left out as too slow, "
+            f"{case.beyond} by --plans"
         )
     if cases:
         near = sum(case.ratio <= NEAR for case in cases)
-        verdict = "as wanted" if near / len(cases) >= SHARE_WANTED else "MISSED"
+        verdict = "met" if near / len(cases) >= SHARE_WANTED else "MISSED"
         lines.append(
-            f"Within {NEAR - 1:.0%} of the best: {near} of {len(cases)} cases, {near / len(cases):.0%}; at least "
-            f"{SHARE_WANTED:.0%} wanted: {verdict}. Worst ratio {max(case.ratio for case in cases):.3f}."
+            f"Within {NEAR - 1:.0%} of the best: {near} of {len(cases)} cases, {near / len(cases):.0%}; target at "
+            f"least {SHARE_WANTED:.0%}: {verdict}. Worst ratio {max(case.ratio for case in cases):.3f}."
         )
         lines.append(
             f"Left out as predicted {FAR:g} times as long as the shortest: {sum(c.far for c in cases)} of "
-            f"{sum(c.plans for c in cases)} plans; as more than were to be measured: {sum(c.beyond for c in cases)}."
+            f"{sum(c.plans for c in cases)} plans; left out by --plans: {sum(c.beyond for c in cases)}."
         )
     return lines

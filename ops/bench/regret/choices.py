@@ -1,8 +1,8 @@
-"""Plans of generated models: the chosen one, and the others that are measured beside it. One process makes all.
+"""Plans of generated models: the chosen one, and the others that are measured. One process makes all.
 
-All routes that each variable can take are combined; on servers a variable has the partitions of the placement rule.
-Of these the plans are measured that come first in this order, as far as they are not predicted too far behind:
-the chosen one, those by which all tables take one route, the rest by their predicted steps.
+All possible routes of all variables are combined; on servers a variable has the partitions of the placement rule. Plans
+that are not predicted to be too slow are measured in this order, up to a limit: the chosen plan, plans with one route
+for all tables, the rest by predicted step time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS_PROFILED = 6
 
 
 def analysed_of(sizes: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-    """(graph, what it is, training op, feeds by name) of a generated model; the same in every process."""
+    """Returns (graph, its analysis, training op, feeds by name) of a generated model; the same in every process."""
     import tensorflow as tf
 
     from parallax.analysis.graph_to_plan import analyse
@@ -44,7 +44,7 @@ def analysed_of(sizes: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
 
 
 def measured_of(model: Model, cluster: ClusterProfile, folder: Path, graph: Any, analysed: Any) -> PlanInputs:
-    """The cluster, and what the model's steps touch and compute."""
+    """Profiles a model, and returns the profiles of the cluster and the model."""
     from parallax.runtime.measure.samples import profile_samples
 
     workers = len(cluster.hosts)
@@ -57,7 +57,7 @@ def measured_of(model: Model, cluster: ClusterProfile, folder: Path, graph: Any,
 
 @contextmanager
 def _acting_for_task(task: Task) -> Iterator[None]:
-    """As if this process had been started for the task."""
+    """Makes this process act as if it had been started for the task, inside a `with` block."""
     write_task(task)
     before = sys.argv
     sys.argv = [before[0], str(task.file)]
@@ -68,13 +68,13 @@ def _acting_for_task(task: Task) -> Iterator[None]:
 
 
 def case_of(model: Model, cluster: ClusterProfile, folder: Path, most: int) -> Case:
-    """A model's plans, at most so many.
+    """Plans a model, and returns its case.
 
     Args:
-        model: what is planned.
-        cluster: the profile of its hosts, a worker and a server on each.
-        folder: for files.
-        most: how many plans are measured.
+        model: the model to plan.
+        cluster: the profile of its hosts, with a worker and a server on each.
+        folder: the folder for files.
+        most: the most plans to measure.
     """
     graph, analysed, _, _ = analysed_of(model.sizes)
     measured = measured_of(model, cluster, folder, graph, analysed)
@@ -82,7 +82,7 @@ def case_of(model: Model, cluster: ClusterProfile, folder: Path, most: int) -> C
 
 
 def sides_of(model: Model, rates: Sequence[int], clusters: Sequence[ClusterProfile], folder: Path) -> Iterator[Case]:
-    """A case for each rate, with the best plan there, and behind it those of the other rates as predicted there."""
+    """Yields a case per rate: the best plan there, then the plans of the other rates with their predictions there."""
     from parallax.analysis.graph_to_plan import make_feasible_plan
 
     graph, analysed, _, _ = analysed_of(model.sizes)
@@ -97,20 +97,20 @@ def sides_of(model: Model, rates: Sequence[int], clusters: Sequence[ClusterProfi
 
 
 def _replanned(analysed: Any, layout: Layout, measured: PlanInputs, plan: Plan) -> Plan:
-    """A plan's routes, as they are predicted on another cluster."""
+    """Plans with another plan's routes, by the profile of another cluster."""
     served = {v.name: len(v.servers[0]) for v in plan.variables if v.servers}
     routes = _routes(plan)
     return _plan(analysed, layout, measured, routes, served)
 
 
 def _layout(measured: PlanInputs) -> Layout:
-    """A worker and a server on each host."""
+    """Returns a layout with a worker and a server on each host."""
     hosts = len(measured.cluster.hosts) if measured.cluster is not None else 1
     return Layout((1,) * hosts, tuple(range(hosts)))
 
 
 def chosen_and_others(model: Model, analysed: Any, measured: PlanInputs, most: int) -> Case:
-    """The case of a model that was profiled."""
+    """Returns the case of a profiled model."""
     from parallax.analysis.graph_to_plan import make_feasible_plan
 
     layout = _layout(measured)
@@ -141,7 +141,7 @@ def _picked(near: Sequence[Alternative], spec: GraphSpec, most: int) -> list[Alt
     tables = [v.name for v in spec.variables if v.has_slices]
 
     fastest: dict[str, Alternative] = {}
-    for one in near:  # by predicted step
+    for one in near:  # in order of predicted step time
         of_tables = {one.routes[name] for name in tables if name in one.routes}
         if len(of_tables) == 1:
             fastest.setdefault(of_tables.pop(), one)
@@ -150,7 +150,7 @@ def _picked(near: Sequence[Alternative], spec: GraphSpec, most: int) -> list[Alt
 
 
 def _plan(analysed: Any, layout: Layout, measured: PlanInputs, routes: dict[str, str], counts: dict[str, int]) -> Plan:
-    """The plan with these routes; what is on servers has so many partitions there."""
+    """Returns the plan with these routes, and with `counts` partitions of variables on servers."""
     from parallax.analysis.graph_to_plan import make_feasible_plan
 
     served = {name: counts[name] for name, route in routes.items() if route == PS}

@@ -1,4 +1,4 @@
-"""`python -m ops.bench regret`: its arguments and its output."""
+"""The command `python -m ops.bench regret`: arguments and output."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ def add_command(commands: Any) -> None:
     """Adds `regret` to the benchmark's command line."""
     parser = commands.add_parser(
         "regret",
-        help="the chosen plan's step and those of the other plans, on generated models",
-        description="Combines all routes of the variables of generated models, and measures the chosen plan beside the "
-        f"others on emulated hosts. Plans that are predicted to take {FAR:g} times the shortest are counted and left "
-        "out, as are those beyond the bound of --plans.",
+        help="step times of the chosen plan and of the other plans, on generated models",
+        description="Combines all routes of the variables of generated models, and measures the chosen plan and the "
+        f"others on emulated hosts. Plans that are predicted to take {FAR:g} times the shortest or more are counted "
+        "and left out, as are those beyond --plans.",
     )
-    parser.add_argument("--cases", type=int, default=20, metavar="N", help="models (20)")
-    parser.add_argument("--rates", type=_rates, default="50mbit,200mbit,1gbit", metavar="RATE[,RATE...]", help="links")
-    parser.add_argument("--hosts", type=int, default=3, metavar="N", help="a worker and a server on each (3)")
-    parser.add_argument("--plans", type=int, default=6, metavar="N", help="most plans measured of a case (6)")
+    parser.add_argument("--cases", type=int, default=20, metavar="N", help="number of models (20)")
+    parser.add_argument(
+        "--rates", type=_rates, default="50mbit,200mbit,1gbit", metavar="RATE[,RATE...]", help="link rates, in turn"
+    )
+    parser.add_argument("--hosts", type=int, default=3, metavar="N", help="hosts, with a worker and a server each (3)")
+    parser.add_argument("--plans", type=int, default=6, metavar="N", help="most plans measured per case (6)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each plan (5)")
-    parser.add_argument("--turn-seconds", type=float, default=0.3, metavar="S", help="about how long a turn is (0.3)")
+    parser.add_argument("--turn-seconds", type=float, default=0.3, metavar="S", help="about S seconds per turn (0.3)")
     parser.add_argument("--flip", action="store_true", help="measure on both sides of a printed flip point instead")
     add_folder(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the cases go")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the cases to FILE")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measures and prints."""
+    """Measures the cases, and prints the table."""
     reason = why_not()
     if reason:
         print(f"No emulated hosts ({reason}), so there are no links of a known rate, and nothing is measured.")
@@ -71,13 +73,13 @@ def run(arguments: argparse.Namespace) -> None:
             sys.exit(f"regret: {error}")
     print("\n".join(table(measured)))
     if len(measured) < arguments.cases:
-        print(f"{arguments.cases - len(measured)} more cases were not measured: the time of --within was over.")
+        print(f"{arguments.cases - len(measured)} more cases were not measured within the time of --within.")
     if arguments.json:
         _write(arguments.json, [{**asdict(case), "ratio": case.ratio} for case in measured])
 
 
 def _write(path: Path, cases: Sequence[dict[str, Any]]) -> None:
-    """Without the plans' JSON, which follows from the profiles."""
+    """Writes the cases without the plans' JSON, which follows from the profiles."""
     for case in cases:
         for choice in case["choices"]:
             del choice["plan"]

@@ -1,9 +1,9 @@
-"""Links on both sides of a printed flip point: whether the plan for that side is the faster one there.
+"""Measures both sides of a printed flip point: on each, the plan for that side should be the faster one.
 
-Models are taken whose plan says that links of another rate change a route, with both sides in a range that a lab can
-emulate. Each is planned anew for links APART times slower and faster than that rate, by the same calibration. Of these
-the model is measured whose two plans are predicted the farthest apart, on the side where they are nearer: both plans on
-both sides.
+Candidates are models whose plan states a link rate at which a route changes, with both sides in a range that a lab can
+emulate. Each is planned again for links APART times slower and faster than that rate, by the same calibration. Each
+side has a predicted difference between the two plans; a model counts by the smaller one. The model with the largest is
+measured: both plans on both sides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from parallax.plans.prediction import LINK
 
 APART = 4.0
 LEAST, MOST = 5e6 / 8, 2e9 / 8
-"""Bytes per second that a lab's links are set to."""
+"""The range of link rates in a lab, bytes per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Point:
     """A printed flip point.
 
     Attributes:
-        model: whose plan has it.
-        variable: whose route changes.
-        route: now.
-        other: on the other side.
-        rate: of links, bytes per second.
+        model: the model whose plan prints it.
+        variable: the variable whose route changes.
+        route: the route now.
+        other: the route on the other side.
+        rate: the link rate, bytes per second.
         above: whether the other route is that of faster links.
     """
 
@@ -51,13 +51,13 @@ class Point:
 
     @property
     def title(self) -> str:
-        """As a plan prints it."""
+        """The flip point as a plan prints it."""
         side = "above" if self.above else "below"
         return f"{self.variable}: {self.route}, but {self.other} {side} {8e-6 * self.rate:.1f} mbit/s"
 
 
 def points_of(cases: Sequence[Case]) -> list[Point]:
-    """The flip points of links whose both sides a lab can emulate, case by case."""
+    """Returns the flip points of link rates whose sides a lab can emulate, case by case."""
     points = []
     for case in cases:
         for variable in plan_from_json(case.choices[0].plan).variables:
@@ -70,22 +70,22 @@ def points_of(cases: Sequence[Case]) -> list[Point]:
 
 
 def flip_lines(wanted: Wanted, may_begin: Callable[[], bool], tell: Callable[[str], None]) -> list[str]:
-    """What a flip point says, and what was measured on its sides; a line each.
+    """Measures a flip point; returns a line on the point, and one on each side.
 
     Raises:
         NotRunning: a command or a job fails.
     """
     points = points_of(planned_cases(wanted, may_begin, tell))
     if not points:
-        return ["No plan of these models has a flip point of links that a lab can emulate. Take more cases."]
+        return ["No plan of these models has a flip point of link rates that a lab can emulate. Raise --cases."]
     first = list({point.model.number: point for point in reversed(points)}.values())
-    tell(f"plans both sides of {len(first)} flip points")
+    tell(f"planning both sides of {len(first)} flip points")
     sides = _planned(wanted, first)
     point, files = max(zip(first, sides, strict=True), key=lambda one: min(map(_apart, one[1])))
     lines = [f"{point.model.title}, planned at {mbit(point.model.rate_bytes_per_s)}. The plan says: {point.title}"]
     for file in files:
         case = case_from_json(file.read_text(encoding="utf-8"))
-        tell(f"measures at {mbit(case.model.rate_bytes_per_s)}")
+        tell(f"measuring at {mbit(case.model.rate_bytes_per_s)}")
         with Lab(wanted.hosts, case.model.rate_bytes_per_s) as lab:
             measure(wanted, InLab(lab), [file])
         lines.append(side_line(case_from_json(file.with_suffix(".measured.json").read_text(encoding="utf-8"))))
@@ -93,7 +93,7 @@ def flip_lines(wanted: Wanted, may_begin: Callable[[], bool], tell: Callable[[st
 
 
 def side_line(case: Case) -> str:
-    """Which of two plans was faster; the first is the one for this side."""
+    """Returns the line of one side: which of two plans was faster; the first is the one for this side."""
     own_s, other_s = case.measured_s
     verdict = "as planned" if own_s < other_s else "NOT as planned"
     steps = ", ".join(
@@ -104,7 +104,7 @@ def side_line(case: Case) -> str:
 
 
 def _planned(wanted: Wanted, points: Sequence[Point]) -> list[list[Path]]:
-    """Of each point two cases, of slower and of faster links, each with the plans of both sides, its own first."""
+    """Plans two cases per point, with slower and faster links, each with the plans of both sides, its own first."""
     words, files = [], []
     for point in points:
         file = wanted.calibration(point.model.rate_bytes_per_s)
@@ -121,6 +121,6 @@ def _planned(wanted: Wanted, points: Sequence[Point]) -> list[list[Path]]:
 
 
 def _apart(file: Path) -> float:
-    """How many times the predicted step of a side's own plan that of the other one is; 0 where both are one plan."""
+    """Returns the predicted step of the other plan over that of the side's own; 0 if they are the same plan."""
     own, other = case_from_json(file.read_text(encoding="utf-8")).choices
     return 0.0 if own.routes == other.routes else other.predicted_s / own.predicted_s

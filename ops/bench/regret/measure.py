@@ -1,4 +1,4 @@
-"""Calibrates, plans and measures, one link rate after the other; what is there already is kept."""
+"""Calibrates, plans and measures, one link rate after the other; files that exist are kept."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ops.lab import Lab
 from ops.lab.rates import mbit
 
 AT_ONCE = 4
-"""Cases that one job measures, so that not every case pays for a start."""
+"""Cases per job, so that not every case costs a start."""
 
 _LAST_LINES = 25
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is measured.
+    """The settings of a measurement.
 
     Attributes:
         models: the cases' models.
-        rates: of links, bytes per second.
-        hosts: with a worker and a server on each.
-        plans: most that are measured of a case.
+        rates: link rates, bytes per second.
+        hosts: number of hosts, with a worker and a server on each.
+        plans: most plans measured per case.
         rounds: turns of each plan.
-        turn_s: about how long a turn is.
-        folder: where all files are.
+        turn_s: approximate seconds of a turn.
+        folder: the folder of all files.
     """
 
     models: tuple[Model, ...]
@@ -45,25 +45,25 @@ class Wanted:
     folder: Path
 
     def calibration(self, rate: int) -> Path:
-        """The profile of the hosts with links of a rate."""
+        """Returns the file of the hosts' profile at a link rate."""
         return self.folder / f"calibration-{self.hosts}-{mbit(rate)}.json"
 
     def case(self, model: Model) -> Path:
-        """A case with its plans."""
+        """Returns the file of a case with its plans."""
         return self.folder / f"case-{model.number}.json"
 
     def done(self, model: Model) -> Path:
-        """A case with its seconds."""
+        """Returns the file of a case with its step times."""
         return self.case(model).with_suffix(".measured.json")
 
 
 def measured_cases(wanted: Wanted, may_begin: Callable[[], bool], tell: Callable[[str], None]) -> tuple[Case, ...]:
-    """All cases that there is time for, in order.
+    """Measures cases in order while time allows, and returns the complete ones.
 
     Args:
-        wanted: what.
-        may_begin: whether there is time for one more piece.
-        tell: is called with a line for each piece.
+        wanted: the settings.
+        may_begin: returns whether there is time for one more piece.
+        tell: receives a line for each piece.
 
     Raises:
         NotRunning: a command or the job fails.
@@ -78,7 +78,7 @@ def measured_cases(wanted: Wanted, may_begin: Callable[[], bool], tell: Callable
 
 
 def planned_cases(wanted: Wanted, may_begin: Callable[[], bool], tell: Callable[[str], None]) -> tuple[Case, ...]:
-    """As `measured_cases`, but planned only.
+    """Plans the cases as `measured_cases` does, without measuring them.
 
     Raises:
         NotRunning: a command fails.
@@ -91,7 +91,7 @@ def planned_cases(wanted: Wanted, may_begin: Callable[[], bool], tell: Callable[
 
 
 def rates_of(wanted: Wanted) -> tuple[int, ...]:
-    """The rates of the models, each once."""
+    """Returns the distinct rates of the models."""
     return tuple(dict.fromkeys(model.rate_bytes_per_s for model in wanted.models))
 
 
@@ -102,11 +102,11 @@ def _read(files: Iterable[Path]) -> tuple[Case, ...]:
 def _plan_at(wanted: Wanted, place: InLab, rate: int, tell: Callable[[str], None]) -> None:
     wanted.folder.mkdir(parents=True, exist_ok=True)
     if not wanted.calibration(rate).exists():
-        tell(f"calibrates {wanted.hosts} hosts at {mbit(rate)}")
+        tell(f"calibrating {wanted.hosts} hosts at {mbit(rate)}")
         commands.calibrate(place, wanted.calibration(rate))
     own = [model for model in wanted.models if model.rate_bytes_per_s == rate]
     if any(not wanted.case(model).exists() for model in own):
-        tell(f"plans {len(own)} models at {mbit(rate)}")
+        tell(f"planning {len(own)} models at {mbit(rate)}")
         plan_models(wanted, wanted.calibration(rate), rate)
 
 
@@ -117,12 +117,12 @@ def _measure_at(
     missing = [wanted.case(model) for model in own if not wanted.done(model).exists()]
     while missing and may_begin():
         now, missing = missing[:AT_ONCE], missing[AT_ONCE:]
-        tell(f"measures {', '.join(file.stem for file in now)} at {mbit(rate)}")
+        tell(f"measuring {', '.join(file.stem for file in now)} at {mbit(rate)}")
         measure(wanted, place, now)
 
 
 def plan_models(wanted: Wanted, cluster: Path, rate: int) -> None:
-    """Makes the plans of all models on links of a rate, in a process of its own."""
+    """Plans all models at a link rate, in a separate process."""
     rates = map(str, wanted.rates)
     words = (str(wanted.folder), str(cluster), str(wanted.plans), str(len(wanted.models)), str(rate), *rates)
     argv = [sys.executable, "-m", "ops.bench.regret.plans", *words]
@@ -130,7 +130,7 @@ def plan_models(wanted: Wanted, cluster: Path, rate: int) -> None:
 
 
 def measure(wanted: Wanted, place: InLab, files: Sequence[Path]) -> None:
-    """Measures the cases in some files by one job."""
+    """Measures the cases in these files by one job."""
     words = (str(place.lab.resource_file(1)), "servers", str(wanted.rounds), str(wanted.turn_s), *map(str, files))
     argv = [sys.executable, "-m", "ops.bench.jobs.launch_module", "ops.bench.regret.ranks", *words]
     options = {"env": environment(), "cwd": ROOT, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
@@ -138,13 +138,13 @@ def measure(wanted: Wanted, place: InLab, files: Sequence[Path]) -> None:
 
 
 def check(done: subprocess.CompletedProcess[str], what: str) -> None:
-    """Raises NotRunning when a command has failed, with its last lines."""
+    """Raises NotRunning with the last lines of a command that failed."""
     if done.returncode:
         lines = [*(done.stdout or "").splitlines(), *(done.stderr or "").splitlines()][-_LAST_LINES:]
         raise NotRunning(f"{what} ended with exit status {done.returncode}\n" + "\n".join(lines))
 
 
 def environment() -> dict[str, str]:
-    """Of the benchmark's own processes."""
+    """Returns the environment of the benchmark's own processes."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": path}

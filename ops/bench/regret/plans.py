@@ -1,4 +1,4 @@
-"""Plans the cases of a folder, in a process of its own, as TensorFlow stays in the memory of the one that has it.
+"""Plans the cases of a folder, in a separate process, which frees TensorFlow's memory when it exits.
 
 python -m ops.bench.regret.plans FOLDER CLUSTER.json MOST NUMBER RATE [RATE...]
 python -m ops.bench.regret.plans --sides FOLDER MODEL,RATE,RATE [MODEL,RATE,RATE...]
@@ -15,7 +15,7 @@ from parallax.cluster.profiles import ClusterProfile, cluster_profile_from_json
 
 
 def main() -> None:
-    """Writes the file of each case on links of the cluster's rate."""
+    """Plans the cases at the cluster's link rate, and writes their files."""
     record.install()
     if sys.argv[1] == "--sides":
         _write_sides(*sys.argv[2:])

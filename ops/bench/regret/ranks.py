@@ -1,8 +1,8 @@
-"""What every worker of the measuring job runs: the plans of each case, one after the other, round by round.
+"""The program of every worker of the measuring job: runs the plans of each case in turn, round by round.
 
-All plans of a case are there at once, in sessions of their own, each under a name of its own, so that nothing on
-servers and no collective has the name of another plan's. Graphs, exchanges, all-reduces and servers are those of any
-job; what a job's session adds around a run (hooks, the user's names) is left out, as it is the same for all plans.
+All plans of a case are open at once, each in its own session and under its own name, so that variables on servers and
+collectives of different plans have different names. Graphs, exchanges, all-reduces and servers are those of any job.
+What a job's session adds around a run (hooks, the user's names) is left out, as it is the same for all plans.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SEED = 1
 
 
 def main() -> None:
-    """Measures the cases in the files named; worker 0 writes their seconds beside them."""
+    """Measures the cases in the files named; worker 0 writes their step times next to them."""
     rounds, turn_s, *files = sys.argv[1:]
     members = current_process_group()
     members.start()
@@ -56,7 +56,7 @@ def _run_next(run: Callable[[Any], None], batches: Iterator[Any]) -> None:
 
 
 def measured(case: Case, members: ProcessGroup, rounds: int, turn_s: float) -> list[list[float]]:
-    """Seconds of a step, of the slowest worker, `[choice][round]`."""
+    """Returns the step times of the slowest worker, `[choice][round]`, in seconds."""
     graph, analysed, train, feeds = analysed_of(case.model.sizes)
     model = model_of("generated", **case.model.sizes)
     batches = [model.batch(members.rank, step) for step in range(BATCHES)]
@@ -84,7 +84,7 @@ def measured(case: Case, members: ProcessGroup, rounds: int, turn_s: float) -> l
 
 
 def _timed(step: Callable[[], None], members: ProcessGroup, count: int) -> float:
-    """Seconds of a step, of the slowest worker; the same on all."""
+    """Returns the step time of the slowest worker, in seconds; the same on all workers."""
     from mpi4py import MPI
 
     wait_for_all(members.workers)
@@ -98,7 +98,7 @@ def _timed(step: Callable[[], None], members: ProcessGroup, count: int) -> float
 def _opened(
     name: str, graph: Any, analysed: Any, plan: Plan, members: ProcessGroup, train: Any
 ) -> tuple[Any, Callable[[dict[str, Any]], None]]:
-    """A session with its variables initialized, and what runs one step."""
+    """Returns a session with its variables initialized, and a function that runs one step."""
     import tensorflow as tf
 
     v1 = tf.compat.v1
@@ -122,14 +122,14 @@ def _opened(
         return session, lambda feeds: session.run(fetch, feeds)
 
     def run(feeds: dict[str, Any]) -> None:
-        while direct.run((fetch,), feeds) is None:  # the first time it only takes note
+        while direct.run((fetch,), feeds) is None:  # the first call only records the run
             pass
 
     return session, run
 
 
 def _imported(name: str, graph: Any, made: WorkerGraph) -> Any:
-    """The worker's graph with all its names, those of what servers hold too, under `name`."""
+    """Imports the worker's graph with all its names under `name`, including those of resources on servers."""
     import tensorflow as tf
     from tensorflow.python.framework import meta_graph
 

@@ -1,1 +1,1 @@
-"""Changes of plan in a job that trains, on emulated hosts."""
+"""The cost of plan changes in a running job, on emulated hosts."""

@@ -1,8 +1,8 @@
-"""The command `python -m ops.bench replan`: seconds of changes of plan in a job that trains, on emulated hosts.
+"""The command `python -m ops.bench replan`: seconds of plan changes in a running job, on emulated hosts.
 
-A job goes from `alltoall` to `allgather`, to `ps`, and back to `alltoall`; another one keeps its plan; and four jobs,
-one for each of the plans, go on from each other's checkpoint, in memory that all hosts share. The losses of all steps,
-and a sum over rows in the end, are compared.
+One job changes from `alltoall` to `allgather`, to `ps`, and back to `alltoall`. A second job keeps its plan. Four more
+jobs, one per plan, each continue from the checkpoint of the one before, in memory that all hosts share. The losses of
+all steps, and a final sum over rows, are compared.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ops.lab.lab import Lab, why_not
 ROUTES = ("alltoall", "allgather", "ps", "alltoall")
 _SCRIPT = Path(__file__).with_name("script.py")
 _WIDTH = 64
-_IN_MEMORY = Path("/dev/shm")  # the hosts are one machine: what writing costs here, no disk can undercut
+_IN_MEMORY = Path("/dev/shm")  # shared by the hosts, which are one machine; no disk is faster
 _TOLERANCE = 1e-5  # float32 sums in another order
 
 
 def add_command(commands: Any) -> None:
     """Adds `replan` to the benchmark's command line."""
-    parser = commands.add_parser("replan", help="seconds of changes of plan in a job that trains, on emulated hosts")
-    parser.add_argument("--gigabytes", type=float, default=1.0, metavar="GB", help="table and slot together (1)")
-    parser.add_argument("--hosts", type=int, default=4, metavar="N", help="of a worker and a server each (4)")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="by each plan (3)")
+    parser = commands.add_parser("replan", help="seconds of plan changes in a running job, on emulated hosts")
+    parser.add_argument("--gigabytes", type=float, default=1.0, metavar="GB", help="size of table and slot (1)")
+    parser.add_argument("--hosts", type=int, default=4, metavar="N", help="hosts, with a worker and a server each (4)")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps per plan (3)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Runs both jobs, compares them, and prints what the changes took."""
+    """Runs all jobs, compares their values, and prints the seconds of the changes."""
     if reason := why_not():
         sys.exit(f"replan: {reason}")
     script, steps = [str(_SCRIPT), str(int(arguments.gigabytes * 1e9 / (8 * _WIDTH))), str(_WIDTH)], arguments.steps
@@ -60,19 +60,19 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def report(changed: str, kept: str, steps: int) -> list[str]:
-    """What is said of the two jobs.
+    """Returns lines on the job that changes its plan and the one that keeps it.
 
     Args:
-        changed: what the job printed whose plan was changed.
-        kept: what the other one printed.
-        steps: by each plan.
+        changed: output of the job that changes its plan.
+        kept: output of the job that keeps its plan.
+        steps: steps per plan.
 
     Raises:
         SystemExit: a change is missing, or the values differ.
     """
     lines = re.findall(r"The plan was changed in .*", changed)
     if len(lines) != len(ROUTES) - 1:
-        sys.exit(f"replan: {len(ROUTES) - 1} changes of plan were asked for, and {len(lines)} are told of.\n{changed}")
+        sys.exit(f"replan: the job must report {len(ROUTES) - 1} plan changes, but reports {len(lines)}.\n{changed}")
     said = [f"{now} to {after}: {line}" for now, after, line in zip(ROUTES, ROUTES[1:], lines, strict=False)]
     for what, count in (("loss", steps * len(ROUTES)), ("digest", 1)):
         said.append(_compared(what, _numbers(changed, what), _numbers(kept, what), count))
@@ -80,21 +80,21 @@ def report(changed: str, kept: str, steps: int) -> list[str]:
 
 
 def report_of_jobs(jobs: Sequence[str], kept: str) -> list[str]:
-    """What is said of the jobs that go on from each other's checkpoint.
+    """Returns lines on the jobs that continue from each other's checkpoints.
 
     Args:
-        jobs: what they printed, in order.
-        kept: what the job printed that keeps its plan.
+        jobs: their output, in order.
+        kept: output of the job that keeps its plan.
 
     Raises:
-        SystemExit: one did not say when it could train and when it stopped, or the values differ.
+        SystemExit: a job did not print when it was ready and when it stopped, or the values differ.
     """
     said = []
     for now, after, job, following in zip(ROUTES, ROUTES[1:], jobs, jobs[1:], strict=False):
         stopped_s, ready_s = _numbers(job, "stops"), _numbers(following, "ready")
         if not stopped_s or not ready_s:
-            sys.exit(f"replan: a job must say when it stopped, and the next one when it could train.\n{following}")
-        said.append(f"{now} to {after}, by a job that goes on from a checkpoint: {max(ready_s) - max(stopped_s):.2f} s")
+            sys.exit(f"replan: a job must print when it stopped, and the next one when it was ready.\n{following}")
+        said.append(f"{now} to {after}, by a new job from a checkpoint: {max(ready_s) - max(stopped_s):.2f} s")
     ranks = sorted({rank for job in jobs for rank in _ranks(job)})
     losses = [number for rank in ranks for job in jobs for number in _numbers(job, "loss", rank)]
     said.append(_compared("loss", losses, _numbers(kept, "loss"), len(jobs)))
@@ -102,13 +102,13 @@ def report_of_jobs(jobs: Sequence[str], kept: str) -> list[str]:
 
 
 def _compared(what: str, values: Sequence[float], expected: Sequence[float], count: int) -> str:
-    """The largest difference of some numbers from those of the job that keeps its plan."""
+    """Returns a line on the largest relative difference from the numbers of the job that keeps its plan."""
     if len(values) != len(expected) or len(values) < count:
-        sys.exit(f"replan: the jobs must print as many of {what}, and they print {len(values)} and {len(expected)}.")
+        sys.exit(f"replan: the jobs must print equally many of {what}, but print {len(values)} and {len(expected)}.")
     most = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(values, expected, strict=True))
     if not most <= _TOLERANCE:
-        sys.exit(f"replan: {what} differs by {most:.1e} of itself from that of the job that keeps its plan.")
-    return f"{what}: at most {most:.1e} of itself from that of a job that keeps its plan"
+        sys.exit(f"replan: {what} differs by {most:.1e} (relative) from the job that keeps its plan.")
+    return f"{what}: relative difference of at most {most:.1e} from the job that keeps its plan"
 
 
 def _ranks(text: str) -> list[int]:
@@ -116,6 +116,6 @@ def _ranks(text: str) -> list[int]:
 
 
 def _numbers(text: str, what: str, rank: int | None = None) -> list[float]:
-    """What was printed after a word, by rank and in order; of one rank alone, or of all."""
+    """Parses the numbers that were printed after a word, in order of ranks; of one rank, or of all."""
     matches = re.findall(rf"^\[(\d+)\] {what} (\S+)$", text, re.M)
     return [float(number) for own, number in sorted(matches, key=lambda line: int(line[0])) if rank in (None, int(own))]

@@ -1,9 +1,9 @@
-"""The job that `python -m ops.bench replan` runs: a table that changes its route while it is trained.
+"""The job that `python -m ops.bench replan` runs: trains a table whose route changes.
 
-`script.py ROWS WIDTH FOLDER ROUTE STEPS PLAN ...`: the table has ROUTE at first. After every STEPS steps the job goes
-over to the next plan, and it trains STEPS more after the last. A small table is always on servers, so that there are
-servers. With a FOLDER other than `-` it goes on from the checkpoint there and leaves one, and says when it could train
-and when it no longer did.
+`script.py ROWS WIDTH FOLDER ROUTE STEPS PLAN ...`: the table starts with ROUTE. After every STEPS steps the job changes
+to the next PLAN, and it trains STEPS more after the last change. A small table is always on servers, so that servers
+exist. With a FOLDER other than `-` the job restores the checkpoint there, and writes one at the end. It prints when it
+is ready to train and when it stops.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH, IDS = 64, 10
 
 
 def build(rows: int, width: int) -> Any:
-    """Two tables by Adagrad and a dense layer."""
+    """Returns a graph of two tables and a dense layer, trained by Adagrad."""
     graph = tf.Graph()
     with graph.as_default():
         ids = tf.placeholder(tf.int64, [BATCH, IDS], name="ids")
@@ -37,7 +37,7 @@ def build(rows: int, width: int) -> Any:
 
 
 def main() -> None:
-    """Trains and changes plans; prints every loss, and a sum over rows of the tables in the end."""
+    """Trains and changes plans; prints every loss, and a final sum over rows of the tables."""
     rows, width, folder, route, steps = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5], int(sys.argv[5])
     saved = parallax.CheckPointConfig() if folder == "-" else parallax.CheckPointConfig(folder, save_ckpt_steps=2**31)
     sess, _, rank, _ = parallax.parallel_run(
@@ -49,7 +49,7 @@ def main() -> None:
     with sess:
         [trained] = sess.run(["global_step:0"])
         for _ in range(int(np.ravel(trained)[0])):
-            rng.integers(0, rows, [BATCH, IDS])  # what was drawn for the steps before
+            rng.integers(0, rows, [BATCH, IDS])  # repeats the draws of earlier steps
         for plan in [*sys.argv[6:], None]:
             for _ in range(steps):
                 [loss], _ = sess.run(["loss:0", "train"], {"ids:0": [rng.integers(0, rows, [BATCH, IDS])]})

@@ -1,1 +1,1 @@
-"""What it costs that a job knows who is alive, and who belongs to it."""
+"""The cost of liveness checks and of the fence."""

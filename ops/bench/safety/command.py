@@ -1,10 +1,10 @@
-"""The command `python -m ops.bench safety`: what liveness and the fence cost a step, as ratios with their spread.
+"""The command `python -m ops.bench safety`: the cost of liveness and of the fence per step, as ratios with spread.
 
-For each model the same job runs with both, without liveness and without the fence, side by side on this machine, and
-they take turns; all others are stopped meanwhile. A round has a turn of each, in an order that changes, and gives a
-ratio with / without of the median step and of the processor time a step, of all processes of the job. Shown are the
-median of the ratios, between which half of them lie, and the interval that holds their median with 95 % (by the
-binomial distribution of ranks). The fence is measured with servers, whose connections it looks at.
+For each model and mechanism, the same job runs with and without the mechanism on this machine. The two jobs take turns,
+with the other one stopped. Each round has a turn of both, in alternating order, and yields the ratios with / without of
+the median step time and of the processor time per step, over all processes of the job. The output is the median of the
+ratios, their quartiles, and the 95 % confidence interval of their median (by the binomial distribution of ranks). The
+fence is measured with servers, whose connections it checks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SYSTEMS = {"liveness": "parallax", "fence": "parallax-ps"}
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """With / without, of one figure, round by round."""
+    """Ratios with / without of one figure, by round."""
 
     values: tuple[float, ...]
 
@@ -41,47 +41,47 @@ class Ratios:
         low, _, high = statistics.quantiles(ordered, n=4)
         begin, end = interval_of_median(ordered)
         return (
-            f"{statistics.median(ordered):.4f} (half between {low:.4f} and {high:.4f}; the median in "
+            f"{statistics.median(ordered):.4f} (quartiles {low:.4f} and {high:.4f}; 95 % interval of the median "
             f"{begin:.4f} to {end:.4f})"
         )
 
 
 def add_command(commands: Any) -> None:
     """Adds `safety` to the benchmark's command line."""
-    parser = commands.add_parser("safety", help="what liveness and the fence cost a step")
+    parser = commands.add_parser("safety", help="the cost of liveness and of the fence per step")
     parser.add_argument("--models", default="embed,recsys", metavar="NAME[,NAME...]")
-    parser.add_argument("--off", default=",".join(KINDS), metavar="KIND[,KIND...]", help="what to do without, in turns")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="of each job (2)")
+    parser.add_argument("--off", default=",".join(KINDS), metavar="KIND[,KIND...]", help="mechanisms to measure")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="workers of each job (2)")
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="turns of each job (20)")
-    parser.add_argument("--waiting", type=float, metavar="S", help="measure jobs that only wait, each for S seconds")
-    parser.add_argument("--turn-seconds", type=float, default=5.0, metavar="S", help="about how long a turn is (5)")
+    parser.add_argument("--waiting", type=float, metavar="S", help="measure idle jobs instead, each for S seconds")
+    parser.add_argument("--turn-seconds", type=float, default=5.0, metavar="S", help="about S seconds per turn (5)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measures, and prints two lines for each model and kind; or one line, of jobs that wait."""
+    """Measures, and prints the ratios for each model and mechanism, or the cost of idle jobs."""
     if arguments.waiting:
         seconds = {kind: core_s_per_s(kind, arguments.workers, arguments.waiting) for kind in ("on", "off")}
         more_s = seconds["on"] - seconds["off"]
         share = 100 * more_s / len(os.sched_getaffinity(0))
-        print(f"{arguments.workers} workers that wait, ms of a core a second: {1e3 * seconds['on']:.2f} with liveness,")
+        print(f"{arguments.workers} idle workers, ms of CPU time per second: {1e3 * seconds['on']:.2f} with liveness,")
         print(f"{1e3 * seconds['off']:.2f} without; the difference is {share:.2f} % of this machine.")
         return
     for kind in arguments.off.split(","):
         if kind not in KINDS:
-            sys.exit(f"safety: --off must be of {', '.join(KINDS)}, and {kind!r} is none.")
+            sys.exit(f"safety: --off must be of {', '.join(KINDS)}, got {kind!r}.")
         for model in arguments.models.split(","):
             steps, cpus, step_s, cpu_s = _measured(model, kind, arguments)
             print(
-                f"{model}, {kind}: {arguments.rounds} rounds, {1e3 * step_s:.3g} ms and {1e3 * cpu_s:.3g} ms of cores"
+                f"{model}, {kind}: {arguments.rounds} rounds, {1e3 * step_s:.3g} ms, {1e3 * cpu_s:.3g} ms of CPU time"
             )
             print(f"  step time  {steps}\n  processor  {cpus}", flush=True)
 
 
 def interval_of_median(ordered: Sequence[float]) -> tuple[float, float]:
-    """Values between which the median of what they are drawn from lies, with 95 % or a little more.
+    """Returns a confidence interval of the median of the values' distribution, of 95 % or a little more.
 
-    The number of values below a median is binomial, with 1/2.
+    The number of values below the median is binomial, with p = 1/2.
     """
     count, below, place = len(ordered), 0.0, 0
     while place < count // 2 and (below := below + math.comb(count, place) / 2**count) <= 0.025:
@@ -91,7 +91,7 @@ def interval_of_median(ordered: Sequence[float]) -> tuple[float, float]:
 
 
 def _measured(model: str, kind: str, wanted: argparse.Namespace) -> tuple[Ratios, Ratios, float, float]:
-    """Ratios of median steps and of processor time, and both of a step with everything on."""
+    """Returns the ratios of median step time and of processor time, and both figures with everything on."""
     times_by_kind: dict[str, list[tuple[float, float]]] = {"on": [], "off": []}
     with place_of(wanted.workers, None, in_lab=False) as place, contextlib.ExitStack() as ends:
         entries, steps = {}, 0

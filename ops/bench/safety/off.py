@@ -1,6 +1,6 @@
-"""How a job of the benchmark is without liveness, or without the fence: the product has no switch for either.
+"""Disables liveness or the fence in a job of the benchmark: the product has no switch for either.
 
-`turn_off` is called in the script, which is the launcher and every worker, before `parallel_run`.
+The script calls `turn_off` before `parallel_run`, in the launcher and in every worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parallax.runtime.launcher.launch import JobEnd
 
 NEVER = Limits(**dict.fromkeys(Limits.__dataclass_fields__, 1e8))
-"""The limits of a job in which nobody ever proves to be alive, nor is waited for."""
+"""Limits so long that no process sends a heartbeat after the first, and none is missed."""
 
 KINDS = ("liveness", "fence")
 

@@ -1,4 +1,4 @@
-"""What liveness takes of a job that only waits: a figure that other jobs on the machine hardly change.
+"""The cost of liveness in an idle job: a figure that other jobs on the machine hardly change.
 
 `python -m ops.bench.safety.waiting on|off WORKERS` is the launcher of such a job.
 """
@@ -34,12 +34,12 @@ with heartbeat.watching() as watch, watch.run("train", "d"):
 
 
 def core_s_per_s(kind: str, workers: int, seconds: float) -> float:
-    """Processor seconds a second of all processes of a job of workers that wait, launcher and mpirun too.
+    """Returns the processor seconds per second of all processes of an idle job, launcher and mpirun included.
 
     Args:
         kind: `on`, or `off` for a job without liveness.
-        workers: of the job.
-        seconds: for how long it is measured.
+        workers: number of workers.
+        seconds: length of the measurement.
     """
     mark = {_MARK: uuid.uuid4().hex}
     words = [sys.executable, "-m", "ops.bench.safety.waiting", kind, str(workers)]
@@ -57,13 +57,13 @@ def core_s_per_s(kind: str, workers: int, seconds: float) -> float:
 
 
 def _core_s(pids: Iterable[int]) -> float:
-    """Processor seconds of all threads so far, by the scheduler's own count: the usual one is in steps of 10 ms."""
+    """Returns the processor seconds of all threads so far, by the scheduler's count; the usual one has 10 ms steps."""
     files = (file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
     return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
 def main() -> int:
-    """Runs the job until it is ended."""
+    """Runs the job until it is terminated."""
     kind, workers = sys.argv[1:]
     limits = LIMITS if kind == "on" else NEVER
     return launch(Job(("-c", _PROGRAM, kind), local_cluster(int(workers), ""), limits=limits)).status

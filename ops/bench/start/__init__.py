@@ -1,1 +1,1 @@
-"""How long scripts take that fit small models: by plain Keras, and by workers that start beside the script."""
+"""Run times of scripts that fit small models: by plain Keras, and by workers that start along with the script."""

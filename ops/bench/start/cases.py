@@ -1,4 +1,4 @@
-"""What the script of `python -m ops.bench start` may be asked to run."""
+"""The cases of the script that `python -m ops.bench start` runs."""
 
 LINES, RECURRENT, AGAIN, THREE = "ten lines", "recurrent", "again", "three models"
 CASES = (LINES, RECURRENT, AGAIN, THREE)

@@ -1,4 +1,4 @@
-"""`python -m ops.bench start`: how long scripts take that fit small models, and how soon a fit begins."""
+"""The command `python -m ops.bench start`: run times of scripts that fit small models, and delays of their fits."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def add_command(commands: Any) -> None:
     """Adds `start` to the benchmark's command line."""
     parser = commands.add_parser(
         "start",
-        help="scripts of small models against plain Keras's",
-        description="Runs scripts that fit small models by plain Keras and by workers, in turns. Prints medians of "
-        "seconds: of the whole script, and from a call of fit to its first batch.",
+        help="run times of scripts of small models, compared with plain Keras",
+        description="Runs scripts that fit small models by plain Keras and by workers, in turns. Prints median seconds "
+        "of the whole script, and from a call of fit to its first batch.",
     )
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="of a job, on this machine (2)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each script by each (3)")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="workers of a job, on this machine (2)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each script in each way (3)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Runs the scripts and prints what they took."""
+    """Runs the scripts, and prints their times."""
     print(f"{'script':14}{'plain s':>9}{'workers s':>11}{'more s':>8}{'ratio':>7}   fits start after s")
     wanted = {LINES: "at most 4 s more", RECURRENT: "at most 8 s more", AGAIN: "the second in 1 s"}
     wanted[THREE] = "ratio at most 2, the second in 3 s"
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(
             f"{case:14}{plain.whole_s:9.1f}{workers.whole_s:11.1f}{workers.whole_s - plain.whole_s:8.1f}"
             f"{workers.whole_s / plain.whole_s:7.2f}   {', '.join(f'{one:.2f}' for one in workers.started_s)}"
-            f" ({wanted[case]})",
+            f" (target: {wanted[case]})",
             flush=True,
         )
 
@@ -60,7 +60,7 @@ def _medians(timed: Sequence[TimedScript]) -> TimedScript:
 
 
 def _time_script(case: str, workers: int) -> TimedScript:
-    """One run of the script: by plain Keras, or by workers where their number is not 0."""
+    """Runs the script once: by plain Keras, or by workers if their number is not 0."""
     script = ["ops.bench.start.script", case]
     words = ["parallax.entry.cli", "run", "--workers", str(workers), "-m", *script] if workers else script
     began_s = time.monotonic()

@@ -1,6 +1,6 @@
 """A Keras script whose fits are timed: `script.py CASE`, by plain Keras or by `parallax run`.
 
-The last line that it prints is `STARTED` and, for each fit, seconds from its call to its first batch.
+Its last output line is `STARTED` and, for each fit, the seconds from its call to its first batch.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Sums of workers by each method: seconds, bytes, and which method is fastest from which size on."""
+"""All-reduces by each method: seconds, bytes, and the sizes from which each method is fastest."""

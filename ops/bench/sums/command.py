@@ -1,4 +1,4 @@
-"""`python -m ops.bench sums`: what sums take by each method, on one host or emulated ones."""
+"""The command `python -m ops.bench sums`: times all-reduces by each method, on one host or on emulated hosts."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def add_command(commands: Any) -> None:
     """Adds `sums` to the benchmark's command line."""
     parser = commands.add_parser(
         "sums",
-        help="all-reduces by each method and size, and how good the choice among them is",
-        description="Measures all-reduces by each method and size on one host, or on emulated ones, and compares what "
-        "a calibration would have jobs take with the fastest, for sizes that it has not measured.",
+        help="seconds of all-reduces by method and size, and the regret of the calibrated choice",
+        description="Measures all-reduces by each method and size on one host, or on emulated hosts. Compares the "
+        "method that a calibration chooses with the fastest one, for sizes that it has not measured.",
     )
     parser.add_argument(
         "--layouts",
         type=_layouts,
         default="1x4,2x2,4x2",
         metavar="LAYOUT[,LAYOUT...]",
-        help="hosts x workers on each, or the workers of each host: 4x2, 3+1+2 (1x4,2x2,4x2)",
+        help="hosts x workers per host, or the workers of each host: 4x2, 3+1+2 (1x4,2x2,4x2)",
     )
-    parser.add_argument("--rate", type=parse_rate, default="200mbit", metavar="RATE", help="of links (200mbit)")
-    parser.add_argument("--bytes", type=_numbers, default=SIZES, metavar="N[,N...]", help="of messages (64 to 4194304)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of each measurement (5)")
-    parser.add_argument("--turn-seconds", type=float, default=0.1, metavar="S", help="about how long a round is (0.1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the seconds go")
+    parser.add_argument("--rate", type=parse_rate, default="200mbit", metavar="RATE", help="link rate (200mbit)")
+    parser.add_argument("--bytes", type=_numbers, default=SIZES, metavar="N[,N...]", help="sizes (64 to 4194304)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of each measurement (5)")
+    parser.add_argument("--turn-seconds", type=float, default=0.1, metavar="S", help="about S seconds per round (0.1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to FILE")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measures and prints."""
+    """Measures the layouts, and prints a table for each."""
     measurements = []
     for workers_by_host in arguments.layouts:
         if len(workers_by_host) > 1 and why_not():

@@ -1,8 +1,8 @@
-"""What every worker of the measuring job runs: sums by each method and size, round by round.
+"""The program of every worker of the measuring job: all-reduces by each method and size, round by round.
 
     python -m ops.bench.sums.ranks ROUNDS SECONDS OUTPUT.json BYTES...
 
-Worker 0 writes the seconds of each method, size and round, of the slowest worker, and the bytes that its host has sent.
+Worker 0 writes, for each method, size and round, the slowest worker's seconds and the busiest host's sent bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_RUNS = 200
 
 
 def main() -> None:
-    """Measures; worker 0 writes what came out."""
+    """Measures each method and size; worker 0 writes the results."""
     rounds, turn_s, output, *sizes = sys.argv[1:]
     members = current_process_group()
     members.start()
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _measure_runs(run: Callable[[], None], members: ProcessGroup, count: int) -> list[float]:
-    """Seconds of a sum, of the slowest worker, and bytes that the busiest host sends for it; the same on all."""
+    """Returns the slowest worker's seconds of an all-reduce, and the busiest host's sent bytes; the same on all."""
     from mpi4py import MPI
 
     wait_for_all(members.workers)
@@ -69,7 +69,7 @@ def _measure_runs(run: Callable[[], None], members: ProcessGroup, count: int) ->
 
 
 def _sent_bytes() -> int:
-    """What this host has sent over its links."""
+    """Returns the bytes that this host has sent over its links."""
     lines = Path("/proc/net/dev").read_text(encoding="ascii").splitlines()[2:]
     links: Any = (line.replace(":", " ").split() for line in lines)
     return sum(int(words[9]) for words in links if words[0] != "lo")

@@ -1,6 +1,6 @@
-"""What the benchmark of sums says: seconds by method and size, what is taken, and how far the model is off.
+"""The results of the benchmark of all-reduces: seconds by method and size, the choice, and the model's error.
 
-Every other size is held out: the methods are chosen, and the model is fitted, by the others.
+Every other size is held out: methods are chosen, and the model is fitted, by the remaining sizes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SIZES = tuple(1 << power for power in range(6, 23))
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Sums of some workers.
+    """The measurements of one layout.
 
     Attributes:
-        workers_by_host: of those that met.
-        rate_bytes_per_s: of each host's link; None on one host.
-        rounds: method -> size -> of each round the seconds of a sum, and the bytes that the busiest host sent for it.
+        workers_by_host: number of workers of each host.
+        rate_bytes_per_s: rate of each host's link; None on one host.
+        rounds: method -> size -> for each round, the seconds of an all-reduce and the busiest host's sent bytes.
     """
 
     workers_by_host: tuple[int, ...]
@@ -34,24 +34,24 @@ class Measured:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of the messages, rising."""
+        """Sizes of the messages in bytes, ascending."""
         return tuple(sorted(next(iter(self.rounds.values()))))
 
     def seconds(self, method: str, size: int) -> float:
-        """The median over the rounds."""
+        """Returns the median seconds over the rounds."""
         return statistics.median(seconds for seconds, _ in self.rounds[method][size])
 
     def fastest(self, size: int) -> str:
-        """The method that takes least."""
+        """Returns the fastest method."""
         return min(self.rounds, key=lambda method: self.seconds(method, size))
 
     def sent(self, method: str, size: int) -> float:
-        """What the busiest host sends, headers included, in parts of the message."""
+        """Returns the busiest host's sent bytes, headers included, over those of the message."""
         return statistics.median(sent for _, sent in self.rounds[method][size]) / size
 
     @property
     def table(self) -> SumTimings:
-        """What a calibration would have of the sizes that are not held out."""
+        """The timings that a calibration would have, from the sizes that are not held out."""
         kept = self.sizes[::2]
         samples = [
             TimedSum(self.workers_by_host, method, size, self.seconds(method, size))
@@ -63,12 +63,12 @@ class Measured:
 
 
 def lines_of(measured: Measured) -> list[str]:
-    """A layout's table, its crossovers, and what is off for sizes that were held out."""
+    """Returns a layout's table, its crossovers, and the errors at held-out sizes."""
     methods, table = list(measured.rounds), measured.table
     rules = table.rules.rules
     lines = [f"### {_name(measured)}", ""]
-    heads = ["bytes", *(f"{method} ms" for method in methods), "taken", "MB/s", "sent", "x ring", "x halving"]
-    lines += [_row([*heads, "regret", "model off"]), _row(["---:"] * (len(heads) + 2))]
+    heads = ["bytes", *(f"{method} ms" for method in methods), "choice", "MB/s", "sent", "x ring", "x halving"]
+    lines += [_row([*heads, "regret", "model error"]), _row(["---:"] * (len(heads) + 2))]
     regrets, errors = [], []
     for place, size in enumerate(measured.sizes):
         taken = method_for(rules, size)
@@ -81,13 +81,13 @@ def lines_of(measured: Measured) -> list[str]:
             errors.append(_predict(measured, table, taken, size) / took_s - 1)
             cells += [f"{regrets[-1]:.1%}", f"{errors[-1]:+.1%}"]
         lines.append(_row([*cells, *[""] * (len(heads) + 2 - len(cells))]))
-    lines += ["", f"Taken: {rules_text(rules)}. Without a profile: {rules_text(stated_rules(table.workers_by_host))}."]
+    lines += ["", f"Choice: {rules_text(rules)}. Without a profile: {rules_text(stated_rules(table.workers_by_host))}."]
     if regrets:
         sizes = [abs(error) for error in errors]
         lines.append(
-            f"Of {pluralize(len(regrets), 'held-out size')} what is taken needs {statistics.mean(regrets):.1%} longer "
-            f"than the fastest (at most {max(regrets):.1%}), and the model is {statistics.median(sizes):.1%} off "
-            f"(at most {max(sizes):.1%})."
+            f"At {pluralize(len(regrets), 'held-out size')} the choice takes {statistics.mean(regrets):.1%} longer "
+            f"than the fastest (mean; at most {max(regrets):.1%}), and the model's error is "
+            f"{statistics.median(sizes):.1%} (median; at most {max(sizes):.1%})."
         )
     return lines
 
@@ -100,7 +100,7 @@ def _predict(measured: Measured, table: SumTimings, method: str, size: int) -> f
 
 
 def _bus_bytes(measured: Measured, size: int) -> float:
-    """What each worker would send around a ring: over the seconds, the bus bandwidth of NCCL's tests."""
+    """Returns the bytes that each worker would send around a ring; over the seconds, NCCL's tests' bus bandwidth."""
     workers = sum(measured.workers_by_host)
     return 2 * (workers - 1) / workers * size
 

@@ -1,1 +1,1 @@
-"""Transports side by side: which carries the exchanges of which model, batch and number of workers how fast."""
+"""Throughput by transport, for models, batches and numbers of workers."""

@@ -1,4 +1,4 @@
-"""`python -m ops.bench transports`: models, batches and layouts by each transport."""
+"""The command `python -m ops.bench transports`: models, batches and layouts by each transport."""
 
 from __future__ import annotations
 
@@ -26,28 +26,32 @@ def add_command(commands: Any) -> None:
     """Adds `transports` to the benchmark's command line."""
     parser = commands.add_parser(
         "transports",
-        help="models by servers, MPI and Horovod, over TCP and shared memory",
+        help="throughput by servers, MPI and Horovod, over TCP and shared memory",
         description="Measures models, batches and layouts by each transport, in turns: throughput, efficiency, bytes "
         "on the wire, share of communication. Exit status 1: no transport ran.",
     )
     parser.add_argument(
         "--models", type=_words, default="dense,recsys", metavar="NAME[,NAME...]", help="(dense,recsys)"
     )
-    parser.add_argument("--batches", type=_numbers, default="8,32", metavar="N[,N...]", help="a worker's (8,32)")
+    parser.add_argument("--batches", type=_numbers, default="8,32", metavar="N[,N...]", help="batch per worker (8,32)")
     parser.add_argument(
-        "--layouts", type=_layouts, default="1x2,1x4,2x1,4x1", metavar="HxW[,HxW...]", help="(1x2,1x4,2x1,4x1)"
+        "--layouts",
+        type=_layouts,
+        default="1x2,1x4,2x1,4x1",
+        metavar="HxW[,HxW...]",
+        help="hosts x workers per host (1x2,1x4,2x1,4x1)",
     )
     parser.add_argument("--transports", type=_transports, default=",".join(TRANSPORTS), help=", ".join(TRANSPORTS))
-    parser.add_argument("--rate", type=parse_rate, default="1gbit", metavar="RATE", help="of links (1gbit)")
+    parser.add_argument("--rate", type=parse_rate, default="1gbit", metavar="RATE", help="link rate (1gbit)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each transport (5)")
-    parser.add_argument("--turn-seconds", type=float, default=2.0, metavar="S", help="about how long a turn is (2)")
-    parser.add_argument("--start-limit", type=float, default=300.0, metavar="S", help="until it is warm (300)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the races go")
+    parser.add_argument("--turn-seconds", type=float, default=2.0, metavar="S", help="about S seconds per turn (2)")
+    parser.add_argument("--start-limit", type=float, default=300.0, metavar="S", help="time limit of a start (300)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the races to FILE")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measures and prints; exits with status 1 where nothing ran."""
+    """Measures, and prints the table; exits with status 1 if nothing ran."""
     rows: list[Row] = []
     skipped = [layout for layout in arguments.layouts if layout[0] > 1 and why_not()]
     for model in arguments.models:
@@ -67,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _race(wanted: Wanted, hosts: int) -> Race:
-    """A race on one host of this machine, or on emulated ones."""
+    """Runs a race: of one host on this machine, of several on emulated hosts."""
     with place_of(hosts, wanted.rate_bytes_per_s, hosts > 1) as place:
         try:
             return run_race(place, wanted, lambda line: print(line, file=sys.stderr, flush=True))
@@ -94,7 +98,7 @@ def _read_request(arguments: argparse.Namespace, model: str, batch: int) -> Want
 
 
 def _check_sizes(model: str, sizes: Mapping[str, Any]) -> None:
-    """Ends the command where there is no such model, or where it has no size called `batch_size`."""
+    """Exits if there is no such model, or if it has no size called `batch_size`."""
     try:
         model_of(model, **sizes)
     except (ValueError, TypeError) as error:
@@ -114,7 +118,7 @@ def _transports(text: str) -> tuple[str, ...]:
 def _numbers(text: str) -> tuple[int, ...]:
     found = tuple(int(word) if word.isdecimal() else 0 for word in text.split(","))
     if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"numbers of at least 1 with commas between; received {text!r}")
+        raise argparse.ArgumentTypeError(f"numbers of at least 1, separated by commas; received {text!r}")
     return found
 
 

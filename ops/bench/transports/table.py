@@ -1,10 +1,10 @@
 """The table of transports: throughput, efficiency, bytes and share of communication of each.
 
 The axes are those of Awan et al., "Scalable Distributed DNN Training using TensorFlow and CUDA-Aware MPI" (2019):
-model, batch, workers and transport. With N workers, T(N) units a second, the efficiency is T(N) / (N T(1)); T(1) is one
-worker on this machine without exchanges. Emulated hosts share the machine's cores, which lowers it for every transport
-alike. The share of communication is the part of a step beyond its compute, which is that of all N workers at once
-without any exchange.
+model, batch, workers and transport. With N workers and T(N) units per second, the efficiency is T(N) / (N T(1)); T(1)
+is that of one worker on this machine without exchanges. Emulated hosts share the machine's cores, which lowers the
+efficiency of every transport alike. The share of communication is the part of a step beyond the compute time, which is
+that of all N workers at once without any exchange.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRANSPORTS = {
     "parallax-ucx": "Parallax, MPI over UCX",
     "horovod": "Horovod, MPI",
 }
-"""By system of a race."""
+"""Names of transports, by system of a race."""
 _COLUMNS = ("model", "batch", "hosts x workers", "transport", "units/s", "from-to", "efficiency", "bytes/step", "comm.")
 
 
@@ -33,11 +33,11 @@ class Row:
     """One transport with one model, batch and layout.
 
     Attributes:
-        model: its name.
-        batch: examples of a worker's step.
+        model: name of the model.
+        batch: examples per worker and step.
         race: the race it took part in.
-        run: what it did there.
-        alone_s: seconds of a step of one worker alone.
+        run: its results there.
+        alone_s: step time of one worker alone, in seconds.
     """
 
     model: str
@@ -62,11 +62,11 @@ class Row:
 
     @property
     def exchange_share(self) -> float:
-        """The part of a step that is not compute; 0 where the step is no longer than the compute."""
+        """The part of a step that is not compute; 0 if the step is no longer than the compute."""
         return max(0.0, 1 - self.race.compute_s / self.run.step_s)
 
     def cells(self) -> tuple[str, ...]:
-        """The texts of the table's columns."""
+        """Returns the cells of the table's columns."""
         race, run = self.race, self.run
         head = self.model, str(self.batch), f"{race.hosts} x {race.workers}", self.transport
         if not run.turns:
@@ -78,12 +78,12 @@ class Row:
 
 
 def table_lines(rows: Sequence[Row]) -> list[str]:
-    """The table of all rows, and what this machine has not."""
+    """Returns the table of all rows, and lines on transports that cannot be measured here."""
     return [*align(_COLUMNS, [row.cells() for row in rows]), *absent_lines(build_words())]
 
 
 def build_words() -> str:
-    """How this installation's Open MPI was configured; empty where `ompi_info` is missing."""
+    """Returns the line on how Open MPI was configured; empty if `ompi_info` is missing."""
     try:
         done = subprocess.run(["ompi_info", "--all"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -92,13 +92,13 @@ def build_words() -> str:
 
 
 def absent_lines(configured: str) -> Iterator[str]:
-    """A line for each transport that cannot be measured here, with the reason.
+    """Yields a line for each transport that cannot be measured here, with the reason.
 
     Args:
-        configured: the line of `ompi_info` about the configuration.
+        configured: the line of `ompi_info` on the configuration.
     """
-    no_cuda = "Open MPI without CUDA" if "--without-cuda" in configured else "no CUDA device was asked for"
-    no_verbs = "Open MPI without verbs" if "--without-verbs" in configured else "no InfiniBand device was asked for"
+    no_cuda = "Open MPI without CUDA" if "--without-cuda" in configured else "not tried on a CUDA device"
+    no_verbs = "Open MPI without verbs" if "--without-verbs" in configured else "not tried on an InfiniBand device"
     reasons = {
         "CUDA-aware MPI": f"{no_cuda}; untested on GPUs",
         "GPUDirect RDMA": "needs GPUs and InfiniBand; untested",

@@ -1,1 +1,1 @@
-"""Whether the twin tells what a cluster does: a network that cores can compute, computed and in the twin."""
+"""The accuracy of the twin: step times of a network that cores compute, compared with those of its twin."""

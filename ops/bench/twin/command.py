@@ -1,9 +1,9 @@
-"""`python -m ops.bench twin`: steps of a network that cores compute, beside steps of its twin.
+"""The command `python -m ops.bench twin`: step times of a network that cores compute, and of its twin.
 
-The stack of ops/twin/networks/stack.py is raced on emulated hosts, computed by the cores. How long a step takes without
-any exchange is then the pace of the twin's accelerator, and the stack is raced in the twin, once for each dilation, on
-links that are as many times slower. Undilated, its steps should be those of the first race. What differs is that cores
-compute and exchange at one time in the first race only.
+First the stack of ops/twin/networks/stack.py is raced on emulated hosts, computed by the cores. Its step time without
+exchanges is the pace of the twin's accelerator. Then the stack is raced in the twin, once for each dilation, on links
+slowed by the same factor. Undilated, its step times should equal those of the first race. One difference remains: only
+in the first race, cores compute and exchange at the same time.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ def add_command(commands: Any) -> None:
     """Adds `twin` to the benchmark's command line."""
     parser = commands.add_parser(
         "twin",
-        help="steps of a computed network beside those of its twin",
-        description="Races a small network that cores compute, and the twin of it.",
+        help="step times of a computed network and of its twin",
+        description="Races a small network that cores compute, and its twin.",
     )
-    parser.add_argument("--hosts", type=int, default=2, metavar="N", help="as many as there are cores, or fewer (2)")
-    parser.add_argument("--rate", type=rate, default="400mbit", help="of each link, before dilation (400mbit)")
-    parser.add_argument("--dilations", default="1,8", metavar="F[,F...]", help="of the twins (1,8)")
-    parser.add_argument("--batch", type=int, default=1024, metavar="N", help="examples of a worker's step (1024)")
-    parser.add_argument("--systems", type=_systems, default="parallax,horovod,tf-ps", help="of `race`")
+    parser.add_argument("--hosts", type=int, default=2, metavar="N", help="hosts, at most as many as cores (2)")
+    parser.add_argument("--rate", type=rate, default="400mbit", help="rate of each link, before dilation (400mbit)")
+    parser.add_argument("--dilations", default="1,8", metavar="F[,F...]", help="dilations of the twins (1,8)")
+    parser.add_argument("--batch", type=int, default=1024, metavar="N", help="examples per worker and step (1024)")
+    parser.add_argument("--systems", type=_systems, default="parallax,horovod,tf-ps", help="systems of `race`")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each system (5)")
-    parser.add_argument("--turn-seconds", type=float, default=3.0, metavar="S", help="about how long a turn is (3)")
+    parser.add_argument("--turn-seconds", type=float, default=3.0, metavar="S", help="about S seconds per turn (3)")
     parser.set_defaults(run=run)
 
 
 def _systems(text: str) -> tuple[str, ...]:
-    """Names of systems of this checkout."""
+    """Parses names of systems of this checkout."""
     names = systems_of(text)
     if BESIDE in names:
-        raise argparse.ArgumentTypeError(f"{BESIDE}: it is of another checkout, which `race --beside DIR` is given.")
+        raise argparse.ArgumentTypeError(f"{BESIDE} needs another checkout. Use `race --beside DIR`.")
     return names
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Races and prints; exit status 1 when a system did not run in one of the races."""
+    """Runs the races, and prints the table; exits with status 1 if a system did not run in one of them."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if reason := why_not():
-        sys.exit(f"twin: it needs an emulated cluster: {reason}")
+        sys.exit(f"twin: an emulated cluster is needed: {reason}")
     races = compared(arguments, _log)
     print("\n".join(report(races[0], races[1:], arguments.rate, arguments.batch)))
     sys.exit(0 if all(run.turns for race in races for run in race.runs) else 1)
 
 
 def compared(arguments: argparse.Namespace, tell: Callable[[str], None]) -> list[Race]:
-    """The race of the computed network, and those of its twins.
+    """Returns the race of the computed network, and those of its twins.
 
     Raises:
         SystemExit: the network does not run on one process.
@@ -73,7 +73,7 @@ def compared(arguments: argparse.Namespace, tell: Callable[[str], None]) -> list
 
 
 def report(computed: Race, twins: Sequence[Race], rate_bytes_per_s: float, batch: int) -> Iterator[str]:
-    """A table, one row a system: undilated steps, and the twins' over the computed ones."""
+    """Yields a table with a row per system: undilated step times, and the twins' over the computed ones."""
     yield (
         f"stack on {computed.hosts} hosts, links of {rate_bytes_per_s * 8 / 1e6:.0f} Mbit/s, {batch} examples "
         f"a worker; computing takes {1000 * computed.compute_s:.1f} ms a step"
@@ -91,7 +91,7 @@ def report(computed: Race, twins: Sequence[Race], rate_bytes_per_s: float, batch
 
 @dataclass(frozen=True, slots=True)
 class _Undilated:
-    """A system's step: its median, its fastest and its slowest round, in seconds."""
+    """A system's undilated step time in seconds: median, fastest and slowest round."""
 
     median_s: float
     fastest_s: float

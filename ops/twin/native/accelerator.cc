@@ -1,9 +1,9 @@
-// An accelerator that computes nothing and takes its time: layers are launched on it, and what they give to the host is
-// waited for.
+// An emulated accelerator, which computes nothing but takes time: layers are launched on it, and the host waits for
+// their outputs.
 //
-// As a stream does, it runs one layer at a time, in the order of the launches, and a launch does not wait: the next
-// layer is launched while this one runs. A layer begins when it is launched, or when the one before it is over if that
-// is later. Waiting takes no thread of TensorFlow: one thread of the process sleeps until the next wait is over.
+// Like a stream, it runs one layer at a time, in launch order, and a launch does not block: the next layer is launched
+// while this one runs. A layer begins when it is launched or when the one before it ends, whichever is later. Waiting
+// occupies no thread of TensorFlow: one thread of the process sleeps until the next wait ends.
 
 #include <algorithm>
 #include <chrono>
@@ -29,7 +29,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
 
-// The outputs' shapes; `first` is how many there are beside them, which are scalars.
+// Sets the outputs' shapes; the `first` outputs have no shape in the attribute, and are scalars.
 absl::Status SetShapes(InferenceContext* context, int first) {
   std::vector<tensorflow::PartialTensorShape> shapes;
   TF_RETURN_IF_ERROR(context->GetAttr("output_shapes", &shapes));
@@ -56,9 +56,9 @@ REGISTER_OP("TwinLaunch")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* context) { return SetShapes(context, 1); })
     .Doc(R"doc(
-Launches a layer that takes the accelerator so many seconds, once its inputs are there. The outputs stand for what is on
-the accelerator, and are there at once: with `passes` the first of the inputs, else zeros of `output_shapes`. `until` is
-when the layer is over, in nanoseconds of this process's steady clock.
+Launches a layer that occupies the accelerator for `seconds`, once its inputs are available. The outputs stand for
+tensors on the accelerator, and are available at once: with `passes` the first of the inputs, else zeros of
+`output_shapes`. `until` is the time when the layer ends, in nanoseconds of this process's steady clock.
 )doc");
 
 REGISTER_OP("TwinWait")
@@ -72,27 +72,27 @@ REGISTER_OP("TwinWait")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* context) { return SetShapes(context, 0); })
     .Doc(R"doc(
-What a layer gives to the host, when the layer is over: with `passes` the first of the inputs, else zeros of
+Waits until a layer ends, and returns its outputs to the host: with `passes` the first of the inputs, else zeros of
 `output_shapes`.
 )doc");
 
 // The process's accelerator.
 class Accelerator {
  public:
-  // There is one; it is never destroyed, as its thread may outlive what would destroy it.
+  // Returns the only instance, which is never destroyed, as its thread may outlive static destructors.
   static Accelerator& OfThisProcess() {
     static Accelerator* const accelerator = new Accelerator;
     return *accelerator;
   }
 
-  // When a layer that takes so long, and is launched now, is over.
+  // Launches a layer of this length, and returns the time when it ends.
   Clock::time_point Launch(Clock::duration takes) {
     std::lock_guard<std::mutex> lock(mutex_);
     free_at_ = std::max(free_at_, Clock::now()) + takes;
     return free_at_;
   }
 
-  // Calls `done` at a time.
+  // Calls `done` at this time.
   void At(Clock::time_point until, std::function<void()> done) {
     std::lock_guard<std::mutex> lock(mutex_);
     const bool is_next = waits_.empty() || until < waits_.top().until;
@@ -104,7 +104,7 @@ class Accelerator {
   struct Wait {
     Clock::time_point until;
     std::function<void()> done;
-    bool operator<(const Wait& other) const { return until > other.until; }  // the earliest is the top of the queue
+    bool operator<(const Wait& other) const { return until > other.until; }  // the earliest is on top of the queue
   };
 
   Accelerator() { std::thread([this] { Work(); }).detach(); }
@@ -120,7 +120,7 @@ class Accelerator {
         const std::function<void()> done = waits_.top().done;
         waits_.pop();
         lock.unlock();
-        done();  // TensorFlow hands what is ready now to its own threads
+        done();  // TensorFlow passes ops that are now ready to its own threads
         lock.lock();
       }
     }
@@ -132,10 +132,10 @@ class Accelerator {
   Clock::time_point free_at_ = Clock::time_point::min();
 };
 
-// What the outputs are.
+// The values of the outputs.
 class Given {
  public:
-  // The first inputs and outputs are others.
+  // The first `other_inputs` inputs and `other_outputs` outputs are not set here.
   Given(OpKernelConstruction* context, int other_inputs, int other_outputs)
       : other_inputs_(other_inputs), other_outputs_(other_outputs) {
     OP_REQUIRES_OK(context, context->GetAttr("passes", &passes_));
@@ -158,7 +158,7 @@ class Given {
     return same ? absl::OkStatus() : absl::InvalidArgumentError("What passes through must keep its type.");
   }
 
-  // Made once: they would cost a core time in each step, which an accelerator does not take.
+  // Made once: in each step they would cost time of the cores, which an accelerator does not use.
   absl::Status MakeZeros(OpKernelConstruction* context) {
     std::vector<tensorflow::TensorShape> shapes;
     TF_RETURN_IF_ERROR(context->GetAttr("output_shapes", &shapes));

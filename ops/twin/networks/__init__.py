@@ -1,6 +1,6 @@
-"""Networks as what an accelerator and a cluster see of them: layers, each with its work, its variables and its rows.
+"""Networks as an accelerator and a cluster see them: layers with their work, variables and rows.
 
-Nothing here loads TensorFlow. Branches of a network stand one after the other, as an accelerator runs them.
+Nothing here loads TensorFlow. Branches of a network follow each other, as an accelerator runs them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A variable that a layer takes whole.
+    """A variable that a layer reads whole.
 
     Attributes:
         name: unique in the network.
-        shape: in the network as it is published.
+        shape: its published shape.
     """
 
     name: str
@@ -23,18 +23,18 @@ class Weights:
 
     @property
     def elements(self) -> int:
-        """How many there are."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Which rows a step looks up.
+    """The ids of the rows that a step looks up.
 
     Attributes:
-        feed: under which name they are fed.
-        of_example: how many an example has; 0 when the step draws them.
-        drawn: how many distinct ones a step draws, as negatives; 0 when the examples have them.
+        feed: name under which they are fed.
+        of_example: ids per example; 0 if the step draws them.
+        drawn: distinct ids that a step draws as negatives; 0 if the examples have them.
     """
 
     feed: str
@@ -44,13 +44,13 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table, of which a layer takes the rows that a step looks up.
+    """A table whose rows a layer looks up.
 
     Attributes:
-        name: of the table; unique in the network.
-        rows: of the table.
+        name: name of the table, unique in the network.
+        rows: rows of the table.
         width: elements of a row; 1 for a variable of one axis.
-        ids: whose rows, one after the other.
+        ids: ids that are looked up, one after the other.
     """
 
     name: str
@@ -65,10 +65,10 @@ class LayerOf:
 
     Attributes:
         name: unique in the network.
-        multiply_adds: for one example, forward.
-        weights: that it takes.
-        tables: whose rows it takes.
-        activations: elements of its output for one example; 0 where a model in stages cannot be cut after it.
+        multiply_adds: multiply-adds of the forward pass per example.
+        weights: variables that it reads whole.
+        tables: tables whose rows it looks up.
+        activations: elements of its output per example; 0 if a model in stages cannot be cut after it.
     """
 
     name: str
@@ -83,11 +83,11 @@ class Network:
     """A network.
 
     Attributes:
-        unit: what its throughput is counted in.
-        units_of_example: how many of them an example has.
+        unit: unit of its throughput.
+        units_of_example: units per example.
         optimizer: `adagrad` or `momentum`.
         layers: in the order of the forward pass.
-        is_computed: cores can compute it: each layer is a product of the one before, of `width`, with its weights.
+        is_computed: whether cores can compute it: each layer multiplies the output of the one before by its weights.
     """
 
     unit: str
@@ -98,36 +98,36 @@ class Network:
 
     @property
     def dense_elements(self) -> int:
-        """Of the variables that layers take whole."""
+        """Elements of the variables that layers read whole."""
         return sum(weights.elements for layer in self.layers for weights in layer.weights)
 
     @property
     def table_elements(self) -> int:
-        """Of the tables."""
+        """Elements of the tables."""
         return sum(table.rows * table.width for layer in self.layers for table in layer.tables)
 
     @property
     def multiply_adds(self) -> float:
-        """For one example, forward."""
+        """Multiply-adds of the forward pass per example."""
         return sum(layer.multiply_adds for layer in self.layers)
 
 
 BACKWARD = 2.0
-"""Times the forward pass: a layer's gradients are two products, by its inputs and by its weights, of the same size."""
+"""Backward over forward time: a layer's gradients are two products of that size, by its inputs and its weights."""
 
 
 def layer_seconds(network: Network, step_s: float) -> dict[str, tuple[float, float]]:
-    """By layer, the forward and the backward share of a step, by multiply-adds.
+    """Returns layer -> (forward, backward) seconds of a step, in proportion to multiply-adds.
 
-    Simplified: what has none (norms, activations, pooling, the optimizer) counts with the layers it stands between, and
-    the first layer counts as if its inputs had gradients.
+    Simplifications: ops without multiply-adds (norms, activations, pooling, the optimizer) count with adjacent layers,
+    and the first layer counts as if its inputs had gradients.
     """
     share = step_s / (1 + BACKWARD) / network.multiply_adds
     return {one.name: (share * one.multiply_adds, share * BACKWARD * one.multiply_adds) for one in network.layers}
 
 
 def stage_ends(network: Network, stages: int) -> tuple[LayerOf, ...]:
-    """The layers with which all stages but the last end, for about equal multiply-adds of the stages.
+    """Returns the layers that end the stages, except the last stage, for about equal multiply-adds per stage.
 
     Raises:
         ValueError: there are too few layers after which the network can be cut.
@@ -145,7 +145,7 @@ def stage_ends(network: Network, stages: int) -> tuple[LayerOf, ...]:
 
 
 def divided(shape: tuple[int, ...], divisor: int) -> tuple[int, ...]:
-    """A shape with 1/divisor of the elements, rounded up: of the inputs as far as these divide, then of the outputs.
+    """Returns a shape with 1/divisor of the elements, rounded up: divides the inputs where possible, then the outputs.
 
     Inputs are the axis before the last, and outputs the last.
     """
@@ -159,7 +159,7 @@ def divided(shape: tuple[int, ...], divisor: int) -> tuple[int, ...]:
 
 
 def network_of(name: str) -> Network:
-    """The network called `name`.
+    """Returns the network called `name`.
 
     Raises:
         ValueError: there is no such network.

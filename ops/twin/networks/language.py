@@ -6,13 +6,13 @@ from ops.twin.networks import Ids, LayerOf, Network, Rows, Weights
 
 UNROLL, WORDS, WIDTH, STATE, SAMPLES = 20, 793_470, 512, 2048, 8192
 SENTENCE = 25
-"""Words of a source sentence and of a target: assumed; the paper does not say how long the batches' sentences are."""
+"""Words of a source sentence and of a target sentence: an assumption, as the paper does not state their lengths."""
 
 _VOCABULARY, _UNITS = 36_549, 1024
 
 
 def language_model() -> Network:
-    """An LSTM of 2048 cells projected to 512 between two tables of 793,470 words, and a softmax of 8192 negatives."""
+    """Returns an LSTM of 2048 cells projected to 512, two tables of 793,470 words, and a softmax of 8192 negatives."""
     of_inputs, of_targets, drawn = Ids("inputs", UNROLL), Ids("targets", UNROLL), Ids("sampled", drawn=SAMPLES)
     kernel = Weights("lstm_kernel", (2 * WIDTH, 4 * STATE))
     projection = Weights("lstm_projection", (STATE, WIDTH))
@@ -33,9 +33,9 @@ def language_model() -> Network:
 
 
 def translation() -> Network:
-    """Three LSTM layers of 1024 on each side with attention, and a projection onto all 36,549 target words.
+    """Returns three LSTM layers of 1024 on each side with attention, and a projection onto all 36,549 target words.
 
-    Words of both languages are counted.
+    Its throughput counts the words of both languages.
     """
     source = Rows("source_embedding", _VOCABULARY, _UNITS, (Ids("source", SENTENCE),))
     target = Rows("target_embedding", _VOCABULARY, _UNITS, (Ids("previous", SENTENCE),))

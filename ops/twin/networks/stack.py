@@ -1,4 +1,4 @@
-"""Networks of dense layers of one width: one that cores compute, on which the twin is checked, and a wide one."""
+"""Networks of dense layers of one width: one that cores can compute, to check the twin, and a wide one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDE = 4096
 
 
 def stack() -> Network:
-    """Rows of a table through dense layers, all of one width."""
+    """Returns a table followed by dense layers, all of one width."""
     table = Rows("embedding", TABLE_ROWS, WIDTH, (Ids("ids", of_example=1),))
     layers = [
         LayerOf(
@@ -24,7 +24,7 @@ def stack() -> Network:
 
 
 def wide() -> Network:
-    """Dense layers so wide that their gradients outweigh the activations of a batch."""
+    """Returns dense layers so wide that their gradients outweigh the activations of a batch."""
     layers = [
         LayerOf(f"layer_{n}", WIDE * WIDE, (Weights(f"weights_{n}", (WIDE, WIDE)),), activations=WIDE)
         for n in range(LAYERS)

@@ -10,7 +10,7 @@ CLASSES = 1000
 
 
 def resnet50() -> Network:
-    """For images of 224 x 224; a group's first block halves the image in its first convolution, as in the paper."""
+    """Returns ResNet-50 for images of 224 x 224; a group's first convolution halves the image, as in the paper."""
     layers = [_convolution("first", 7, 7, 3, 64, 112, has_scale=True)]
     channels, size = 64, 56
     for group, (inner, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
@@ -26,7 +26,7 @@ def resnet50() -> Network:
 
 
 def inception_v3() -> Network:
-    """For images of 299 x 299, without the auxiliary classifier; norms have offsets and no scales."""
+    """Returns Inception-v3 for images of 299 x 299, without the auxiliary classifier; norms have offsets, no scales."""
     layers = _convolutions(
         "stem", 3, (3, 3, 32, 149), (3, 3, 32, 147), (3, 3, 64, 147), (1, 1, 80, 73), (3, 3, 192, 71)
     )
@@ -66,7 +66,7 @@ def inception_v3() -> Network:
 
 
 def _convolutions(name: str, channels: int, *each: Sequence[int]) -> list[LayerOf]:
-    """One after the other; of each its height, width, outputs, and the size of the image that it gives."""
+    """Returns convolutions in sequence, each of (height, width, outputs, size of the output image)."""
     layers = []
     for n, (height, width, outputs, size) in enumerate(each):
         layers.append(_convolution(f"{name}{n}", height, width, channels, outputs, size, has_scale=False))
@@ -77,7 +77,7 @@ def _convolutions(name: str, channels: int, *each: Sequence[int]) -> list[LayerO
 def _convolution(
     name: str, height: int, width: int, inputs: int, outputs: int, size: int, *, has_scale: bool
 ) -> LayerOf:
-    """With its batch norm; gives images of size x size."""
+    """Returns a convolution with its batch norm, which outputs images of size x size."""
     filters = Weights(f"{name}_filters", (height, width, inputs, outputs))
     norm = [Weights(f"{name}_offset", (outputs,))]
     if has_scale:

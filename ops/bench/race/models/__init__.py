@@ -1,8 +1,8 @@
 """The models of a race. Each is a frozen dataclass of its sizes that builds its graph and draws its batches.
 
-A model is written once, for one device, with nothing of any system in it. What differs between the processes of a job
-(batches, drawn negatives) is fed, so that every system trains on the same numbers; initial values are drawn from seeds
-in a way that cutting a variable into partitions does not change.
+A model is written once, for one device, independently of any system. Data that differ between the processes of a job
+(batches, drawn negatives) are fed, so that every system trains on the same numbers. Initial values are drawn from
+seeds, and do not depend on how a variable is partitioned.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A variable of which a step touches some rows.
+    """A variable that a step looks up by row.
 
     Attributes:
-        name: of the variable.
-        rows: how many it has.
+        name: name of the variable.
+        rows: number of rows.
         width: elements of a row.
-        ids: names of the feeds that say which rows are touched.
+        ids: names of the feeds with the ids of touched rows.
     """
 
     name: str
@@ -46,15 +46,15 @@ class Table:
 
 
 class Model(Protocol):
-    """What every model of a race can do; its dataclass fields are its sizes."""
+    """The interface of a race's models; dataclass fields are sizes."""
 
     @property
     def unit(self) -> str:
-        """What a step's throughput is counted in: `words`, `pairs`, `examples`, `images`."""
+        """The unit of throughput: `words`, `pairs`, `examples`, `images`."""
 
     @property
     def units(self) -> int:
-        """How many of them one worker's step takes."""
+        """Units per worker and step."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -64,11 +64,11 @@ class Model(Protocol):
         """Builds the model in the default graph, for one device."""
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
-        """What worker `worker` feeds in step `step`, by the names of the feeds; the same in every process."""
+        """Returns the feeds of worker `worker` in step `step`, by name; the same in every process."""
 
 
 def model_of(name: str, **sizes: Any) -> Model:
-    """The model called `name`, with sizes other than its own where given.
+    """Returns the model called `name`; `sizes` override its defaults.
 
     Raises:
         ValueError: there is no such model.

@@ -1,4 +1,4 @@
-"""Residual blocks of convolutions: no table, so that all systems exchange the same bytes."""
+"""Residual blocks of convolutions, without tables: all systems exchange the same bytes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ops.bench.race.models import Built, Table
 from ops.bench.race.models.draws import generator, glorot
 
 LEARNING_RATE, MOMENTUM = 2e-5, 0.9
-"""So low that rounding does not grow: initial values changed by 1e-7 change the loss by 2e-4 after 120 steps; at 0.005
-by more than itself. An update still changes it by some 2 % a step at first."""
+"""Low enough to keep rounding from growing: a change of initial values by 1e-7 changes the loss by 2e-4 after 120
+steps; at a rate of 0.005, by more than itself. Updates still change the loss by some 2 % per step at first."""
 COLOURS = 3
 
 
@@ -20,14 +20,14 @@ COLOURS = 3
 class Dense:
     """A small ResNet in the manner of He et al. 2016 for 32 x 32 images; each group halves the image.
 
-    Batch norm takes the worker's own batch, in every system, and keeps no moving averages, as nothing is evaluated.
+    Batch norm uses the worker's own batch in every system. There are no moving averages, as nothing is evaluated.
 
     Attributes:
-        size: of an image, both ways.
-        channels: of the first group of blocks; each group has twice those of the one before.
-        groups: of blocks.
-        blocks: in a group, two convolutions each.
-        classes: of images.
+        size: height and width of an image.
+        channels: channels of the first group of blocks; each group doubles them.
+        groups: number of groups.
+        blocks: blocks per group, of two convolutions each.
+        classes: number of classes.
         batch_size: images per worker and step.
     """
 
@@ -40,21 +40,21 @@ class Dense:
 
     @property
     def unit(self) -> str:
-        """An image is one."""
+        """The unit of throughput: images."""
         return "images"
 
     @property
     def units(self) -> int:
-        """Images of a worker's step."""
+        """Images per worker and step."""
         return self.batch_size
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """None."""
+        """No tables."""
         return ()
 
     def build(self) -> Built:
-        """Mean cross entropy of the classes, by momentum."""
+        """Builds the mean cross entropy of the classes, minimized by momentum."""
         import tensorflow as tf
 
         v1 = tf.compat.v1
@@ -75,7 +75,7 @@ class Dense:
         return Built(tf.reduce_mean(nats), optimizer, {"images": images, "labels": labels})
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
-        """Noise; the class gives each image a colour."""
+        """Draws images of noise; the class of an image sets its colour."""
         draw = generator(worker, step)
         labels = draw.integers(self.classes, size=self.batch_size, dtype=np.int32)
         images = draw.standard_normal([self.batch_size, self.size, self.size, COLOURS], np.float32)
@@ -84,7 +84,7 @@ class Dense:
 
 
 def _block(name: str, x: Any, channels: int, stride: int) -> Any:
-    """Two convolutions, and beside them the image as it was, or brought to the same shape by a third."""
+    """Two convolutions and a shortcut, with a third convolution where shapes differ."""
     import tensorflow as tf
 
     inner = tf.nn.relu(_normed(f"{name}_in", x, channels, stride))
@@ -95,7 +95,7 @@ def _block(name: str, x: Any, channels: int, stride: int) -> Any:
 
 
 def _normed(name: str, x: Any, channels: int, stride: int, size: int = 3) -> Any:
-    """A convolution and batch norm by this batch's mean and variance, [batch, height, width, channels]."""
+    """A convolution with batch norm by this batch's mean and variance, [batch, height, width, channels]."""
     import tensorflow as tf
 
     v1 = tf.compat.v1

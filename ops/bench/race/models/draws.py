@@ -1,4 +1,4 @@
-"""Initial values and batches that do not depend on how many processes draw them, or in what order."""
+"""Initial values and batches that depend neither on the number of processes that draw them nor on their order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 
 class Uniform:
-    """Initial values in [-bound, bound), the same whether a variable is made whole or in partitions.
+    """An initializer with values in [-bound, bound), the same for a whole variable and for its partitions.
 
-    Called by tf.compat.v1.get_variable, which tells of a partition through `partition_info`.
+    tf.compat.v1.get_variable calls it, and describes a partition by `partition_info`.
     """
 
     def __init__(self, name: str, bound: float) -> None:
@@ -22,12 +22,12 @@ class Uniform:
         self._bound = bound
 
     def __call__(self, shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
-        """The values of a variable of this shape, or of the partition that `partition_info` describes."""
+        """Returns the values of a variable of this shape, or of the partition that `partition_info` describes."""
         import tensorflow as tf
 
         full = list(partition_info.full_shape) if partition_info is not None else list(shape)
         dtype = dtype or tf.float32
-        # Not a constant, which TensorFlow would fold into initial values that the session holds from then on.
+        # Not a constant: TensorFlow would fold it into initial values, which the session would keep in memory.
         seed = tf.compat.v1.placeholder_with_default(self._seed, [2])
         whole = tf.random.stateless_uniform(full, seed, -self._bound, self._bound, dtype)
         if full == list(shape):
@@ -36,10 +36,10 @@ class Uniform:
 
 
 def glorot(scope: Any) -> Any:
-    """A custom getter for the variable scope `scope` now open: variables that come without initial values draw theirs.
+    """Returns a custom getter of the open variable scope `scope`, for variables without an initializer.
 
-    They are Uniform by Glorot's bound, drawn by the variable's name within the scope. Made for model code that leaves
-    the initial values to tf.compat.v1.get_variable, whose own depend on partitions.
+    These variables become Uniform with Glorot's bound, seeded by their names within the scope. It is for model code
+    that relies on the default initializer of tf.compat.v1.get_variable, whose values depend on partitions.
     """
     prefix = scope.name + "/" if scope.name else ""
 
@@ -54,18 +54,18 @@ def glorot(scope: Any) -> Any:
 
 
 def generator(*numbers: int) -> np.random.Generator:
-    """Random numbers of one worker and step, or whatever else the numbers say."""
+    """Returns a random generator that is seeded by these numbers, such as worker and step."""
     return np.random.default_rng(numbers)
 
 
 def zipf(draw: np.random.Generator, skew: float, rows: int, shape: Sequence[int]) -> np.ndarray:
-    """Ids below `rows`, id k with a probability in proportion to (k + 1) ** -skew, `shape` int32."""
+    """Draws ids below `rows`, `shape` int32; the probability of id k is proportional to (k + 1) ** -skew."""
     return np.searchsorted(_cumulative(skew, rows), draw.random(tuple(shape))).astype(np.int32)
 
 
 @lru_cache(maxsize=64)
 def _cumulative(skew: float, rows: int) -> np.ndarray:
-    """Probability of an id at most k; kept, as it takes longer than all else of a batch."""
+    """Returns the probabilities of an id of at most k; cached, as they take longer than the rest of a batch."""
     cumulative = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -skew)
     return np.asarray(cumulative / cumulative[-1])
 
@@ -77,7 +77,7 @@ def log_uniform(draw: np.random.Generator, rows: int, count: int) -> tuple[np.nd
         The distinct ids, `[count]` int32 in the order drawn, and how many draws it took.
     """
     if not count < rows:
-        raise ValueError(f"The ids drawn must be fewer than the {rows} rows, and {count} were asked for.")
+        raise ValueError(f"The number of drawn ids must be less than the {rows} rows, got {count}.")
     seen: dict[int, None] = {}
     tries = 0
     while True:

@@ -1,4 +1,4 @@
-"""One table and one dense layer: as little compute as an embedding can have, so that the exchange is all there is."""
+"""One table and one dense layer: minimal compute, so that the exchange dominates."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ops.bench.race.models.draws import Uniform, generator, zipf
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Rows are looked up, go through a dense layer, and are drawn to a target.
+    """A model that looks up rows, multiplies them by a dense layer, and moves the products to a target.
 
     Attributes:
-        rows: of the table.
-        width: of a row, and of the layer.
-        ids: per worker and step.
+        rows: rows of the table.
+        width: elements of a row, and width of the layer.
+        ids: ids per worker and step.
         skew: exponent of the ids' Zipf distribution.
     """
 
@@ -28,21 +28,21 @@ class Embed:
 
     @property
     def unit(self) -> str:
-        """An id is one."""
+        """The unit of throughput: examples, of one id each."""
         return "examples"
 
     @property
     def units(self) -> int:
-        """Ids of a worker's step."""
+        """Ids per worker and step."""
         return self.ids
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The one table."""
+        """The table."""
         return (Table("embedding", self.rows, self.width, ("ids",)),)
 
     def build(self) -> Built:
-        """Mean of the squared distance to a fixed target, by gradient descent."""
+        """Builds the mean squared distance to a fixed target, minimized by gradient descent."""
         import tensorflow as tf
 
         v1 = tf.compat.v1
@@ -55,5 +55,5 @@ class Embed:
         return Built(loss, v1.train.GradientDescentOptimizer(0.05), {"ids": ids})
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
-        """Zipf ids."""
+        """Draws Zipf ids."""
         return {"ids": zipf(generator(worker, step), self.skew, self.rows, [self.ids])}

@@ -1,4 +1,4 @@
-"""Some tables under one dense layer, of any sizes: what plans are compared on."""
+"""Several tables under one dense layer, of any sizes: the models on which plans are compared."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ops.bench.race.models.draws import Uniform, generator, zipf
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The rows of all tables side by side go through a dense layer, and are drawn to a target.
+    """A model that multiplies the concatenated rows of all tables by a dense layer, and moves the products to a target.
 
     Attributes:
-        tables_number: how many there are; each has twice the rows of the one before.
-        rows: of the first table.
-        width: of a row.
-        ids: per worker and step, of each table.
-        outputs: of the dense layer, whose inputs are the rows of all tables side by side.
+        tables_number: number of tables; each has twice the rows of the one before.
+        rows: rows of the first table.
+        width: elements of a row.
+        ids: ids per worker, step and table.
+        outputs: outputs of the dense layer, whose inputs are the concatenated rows of all tables.
         skew: exponent of the ids' Zipf distribution.
     """
 
@@ -32,21 +32,21 @@ class Generated:
 
     @property
     def unit(self) -> str:
-        """What is looked up is one."""
+        """The unit of throughput: examples, of one id per table."""
         return "examples"
 
     @property
     def units(self) -> int:
-        """Ids of a table in a worker's step."""
+        """Ids per worker, step and table."""
         return self.ids
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """All of them."""
+        """All tables."""
         return tuple(Table(f"table_{n}", self.rows << n, self.width, (f"ids_{n}",)) for n in range(self.tables_number))
 
     def build(self) -> Built:
-        """Mean of the squared distance to a fixed target, by Adagrad."""
+        """Builds the mean squared distance to a fixed target, minimized by Adagrad."""
         import tensorflow as tf
 
         v1 = tf.compat.v1
@@ -64,6 +64,6 @@ class Generated:
         return Built(loss, v1.train.AdagradOptimizer(0.05), feeds)
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
-        """Zipf ids."""
+        """Draws Zipf ids."""
         draw = generator(worker, step)
         return {table.ids[0]: zipf(draw, self.skew, table.rows, [self.ids]) for table in self.tables}

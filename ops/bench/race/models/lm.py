@@ -17,18 +17,18 @@ LEARNING_RATE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LM:
-    """Sampled softmax over a vocabulary sorted by frequency; every step starts from an LSTM state of zeros.
+    """A language model with sampled softmax over a vocabulary sorted by frequency; each step starts from a zero state.
 
-    The negatives are drawn outside the graph, from the log-uniform distribution that tf.nn.sampled_softmax_loss takes
-    by itself, and are fed with their expected counts. There is no clipping: systems would clip different gradients.
+    The negatives are drawn outside the graph, from the default log-uniform distribution of tf.nn.sampled_softmax_loss,
+    and are fed with their expected counts. There is no clipping: systems would clip different gradients.
 
     Attributes:
         vocabulary: rows of both tables.
-        width: of a word's embedding, and of the LSTM's projected output.
-        state: cells of the LSTM; by default its parameters are about 0.6 of the rows' elements that a step touches.
+        width: width of a word's embedding, and of the LSTM's projected output.
+        state: cells of the LSTM; by default its parameters are about 0.6 of the elements of a step's touched rows.
         batch_size: rows of text per worker and step.
-        unroll: words of each of them.
-        samples: negatives.
+        unroll: words per row of text.
+        samples: number of negatives.
         skew: exponent of the words' Zipf distribution.
     """
 
@@ -42,17 +42,17 @@ class LM:
 
     @property
     def unit(self) -> str:
-        """A word is one."""
+        """The unit of throughput: words."""
         return "words"
 
     @property
     def units(self) -> int:
-        """Words of a worker's step."""
+        """Words per worker and step."""
         return self.batch_size * self.unroll
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Of the words read, and of the words told, with their biases."""
+        """The tables of input words, and of output words with their biases."""
         told = ("targets", "sampled")
         return (
             Table("embedding", self.vocabulary, self.width, ("inputs",)),
@@ -61,7 +61,7 @@ class LM:
         )
 
     def build(self) -> Built:
-        """Mean nats of the sampled softmax per word, by Adagrad from 1."""
+        """Builds the mean nats of the sampled softmax per word, minimized by Adagrad with accumulators from 1."""
         import tensorflow as tf
 
         v1 = tf.compat.v1
@@ -94,14 +94,14 @@ class LM:
         return Built(tf.reduce_mean(nats), optimizer, feeds)
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
-        """Zipf words, each the target of the one before, and what was drawn for the worker and step."""
+        """Draws Zipf words, each the target of the one before, and the negatives."""
         draw = generator(worker, step)
         words = zipf(draw, self.skew, self.vocabulary, [self.batch_size, self.unroll + 1])
         sampled, tries = log_uniform(draw, self.vocabulary, self.samples)
         return {"inputs": words[:, :-1], "targets": words[:, 1:], "sampled": sampled, "tries": np.float32(tries)}
 
     def _expected(self, ids: Any, tries: Any) -> Any:
-        """How often each id is among those drawn in `tries` draws, as TensorFlow's sampler without repeats counts."""
+        """Returns each id's expected count in `tries` draws, as TensorFlow's sampler of distinct ids defines it."""
         import tensorflow as tf
 
         k = tf.cast(ids, tf.float32)

@@ -17,20 +17,20 @@ PADDING, BEGINNING = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class NMT:
-    """Two tables of words are looked up, and the projection onto all target words is dense.
+    """A translation model with two tables of words and a dense projection onto all target words.
 
-    Sentences are drawn: Zipf ids, from half of the longest to the longest, padded.
+    Sentences have Zipf ids and random lengths from half of the longest to the longest, and are padded.
 
     Attributes:
         source_words: rows of the source's table.
         target_words: rows of the target's table, and of the projection.
-        width: of a row.
+        width: elements of a row.
         state: cells of a layer, and width of the projection.
-        layers: of the encoder, and of the decoder.
+        layers: layers of the encoder, and of the decoder.
         batch_size: sentences per worker and step.
         source_length: words of the longest source.
         target_length: words of the longest target.
-        smoothing: of the labels.
+        smoothing: label smoothing.
         skew: exponent of the words' Zipf distribution.
     """
 
@@ -47,24 +47,24 @@ class NMT:
 
     @property
     def unit(self) -> str:
-        """A target word is one, padding included."""
+        """The unit of throughput: target words, padding included."""
         return "words"
 
     @property
     def units(self) -> int:
-        """Target words of a worker's step."""
+        """Target words per worker and step."""
         return self.batch_size * self.target_length
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The embeddings."""
+        """The tables of source and target words."""
         return (
             Table("source_embedding", self.source_words, self.width, ("source",)),
             Table("target_embedding", self.target_words, self.width, ("previous",)),
         )
 
     def build(self) -> Built:
-        """Mean nats of a target word, padding counted with 0."""
+        """Builds the mean nats per target word; padding counts with 0."""
         import tensorflow as tf
 
         v1 = tf.compat.v1
@@ -84,13 +84,13 @@ class NMT:
         return Built(tf.reduce_mean(nats), self.optimizer(), feeds)
 
     def optimizer(self) -> Any:
-        """Adagrad."""
+        """Returns Adagrad."""
         import tensorflow as tf
 
         return tf.compat.v1.train.AdagradOptimizer(LEARNING_RATE)
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
-        """Zipf words above the marks, padded after lengths that are drawn too."""
+        """Draws Zipf words above the marks, and pads them after random lengths."""
         draw = generator(worker, step)
         source, source_weights = self._sentences(draw, self.source_words, self.source_length)
         target, target_weights = self._sentences(draw, self.target_words, self.target_length)
@@ -104,7 +104,7 @@ class NMT:
         }
 
     def _sentences(self, draw: np.random.Generator, words: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and weights, [batch_size, longest] each."""
+        """Draws ids and weights, [batch_size, longest] each."""
         lengths = draw.integers((longest + 1) // 2, longest + 1, [self.batch_size, 1])
         weights = np.arange(longest) < lengths
         ids = zipf(draw, self.skew, words - 2, weights.shape) + 2

@@ -15,19 +15,19 @@ LEARNING_RATE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RecSys:
-    """Each categorical feature has its table and a fixed number of ids per example, whose rows are added up.
+    """A click model: each categorical feature has a table and a fixed number of ids per example, whose rows are summed.
 
-    Rows grow from feature to feature by a constant factor; widths go through the powers of two, round and round, and
-    ids per example through 1 to `most_ids`. Clicks follow a fixed rule of ids and numbers, with noise.
+    Rows grow from feature to feature by a constant factor. Widths cycle through the powers of two, and ids per example
+    through 1 to `most_ids`. Clicks follow a fixed rule of ids and numbers, with noise.
 
     Attributes:
-        features: categorical ones, and so tables.
-        numbers: numerical features.
-        fewest_rows: of the first table.
-        most_rows: of the last.
-        narrowest: width of a row, a power of two.
-        widest: the same.
-        most_ids: per example and feature.
+        features: number of categorical features, and of tables.
+        numbers: number of numerical features.
+        fewest_rows: rows of the first table.
+        most_rows: rows of the last table.
+        narrowest: the smallest width of a row, a power of two.
+        widest: the largest width of a row, a power of two.
+        most_ids: the most ids per example and feature.
         hidden: units of the first dense layer; the second has half of them.
         batch_size: examples per worker and step.
         skew: exponent of the ids' Zipf distribution.
@@ -46,17 +46,17 @@ class RecSys:
 
     @property
     def unit(self) -> str:
-        """An impression, clicked or not, is one."""
+        """The unit of throughput: examples, which are impressions, clicked or not."""
         return "examples"
 
     @property
     def units(self) -> int:
-        """Examples of a worker's step."""
+        """Examples per worker and step."""
         return self.batch_size
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """One per feature."""
+        """One table per feature."""
         growth = (self.most_rows / self.fewest_rows) ** (1.0 / max(1, self.features - 1))
         widths = [2**power for power in range(self.narrowest.bit_length() - 1, self.widest.bit_length())]
         return tuple(
@@ -65,7 +65,7 @@ class RecSys:
         )
 
     def build(self) -> Built:
-        """Mean cross entropy of the clicks, by Adagrad."""
+        """Builds the mean cross entropy of the clicks, minimized by Adagrad."""
         import tensorflow as tf
 
         v1 = tf.compat.v1
@@ -86,7 +86,7 @@ class RecSys:
         return Built(loss, v1.train.AdagradOptimizer(LEARNING_RATE), feeds)
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
-        """Zipf ids, normal numbers, and what was clicked."""
+        """Draws Zipf ids, normal numbers, and clicks."""
         draw = generator(worker, step)
         numbers = draw.standard_normal([self.batch_size, self.numbers], np.float32)
         feeds, score = {"numbers": numbers}, numbers[:, 0] - 0.5 * numbers[:, -1]
@@ -99,11 +99,11 @@ class RecSys:
         return feeds | {"clicks": (score + noise > 0).astype(np.float32)}
 
     def _ids_of(self, feature: int) -> int:
-        """How many ids an example has of a feature."""
+        """Returns the number of a feature's ids per example."""
         return 1 + 7 * feature % self.most_ids
 
     def _dense_layers(self, inputs: Any) -> Any:
-        """Two layers of rectifiers and one of a logit: [batch, ...] to [batch]."""
+        """Builds two ReLU layers and a logit: [batch, ...] to [batch]."""
         import tensorflow as tf
 
         v1 = tf.compat.v1
@@ -116,6 +116,6 @@ class RecSys:
 
 
 def _taste(feature: int, ids: np.ndarray) -> np.ndarray:
-    """What each id adds to the score, in [-1, 1): the hidden rule."""
+    """Returns each id's contribution to the score, in [-1, 1): the hidden rule."""
     mixed = (ids.astype(np.uint64) + np.uint64(1000 * feature)) * np.uint64(2654435761) % np.uint64(2**32)
     return np.asarray(mixed / 2.0**31 - 1.0, np.float32)

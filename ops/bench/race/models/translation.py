@@ -1,4 +1,4 @@
-"""What examples/nlp/translation.py trains, at the width of real vocabularies, by its own optimizer."""
+"""The model of examples/nlp/translation.py with vocabularies of realistic size and the example's optimizer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ LEARNING_RATE = 0.004
 
 @dataclass(frozen=True, slots=True)
 class Translation(NMT):
-    """The network of `nmt` with narrower words, more cells and sentences as long as the example's; attributes as there.
+    """The network of `nmt` with narrower words, more cells and the example's sentence lengths; attributes as in `NMT`.
 
-    Its gradients are not clipped, as those of no model of a race are.
+    Gradients are not clipped, as in all models of a race.
     """
 
     source_words: int = 8000
@@ -26,7 +26,7 @@ class Translation(NMT):
     target_length: int = 12
 
     def optimizer(self) -> Any:
-        """Adam, which is made by row where that is the same."""
+        """Returns Adam, whose updates are made by row where the result is the same."""
         import tensorflow as tf
 
         return tf.compat.v1.train.AdamOptimizer(LEARNING_RATE)

@@ -1,4 +1,4 @@
-"""A network of the twin: its exchanges are real, and its layers take an accelerator's time (ops/twin)."""
+"""A network of the twin: exchanges are real, and layers take an accelerator's time (ops/twin)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SKEW = 1.0
 """Exponent of the words' Zipf distribution: Zipf's law."""
 INITIAL, SPREAD = 0.1, 0.1
-"""Variables begin within the first of 0, and are drawn to signals that are about the second from 1."""
+"""The bound of initial values; the standard deviation from 1 of the signals to which variables move."""
 LEARNING_RATE = {"adagrad": 0.1, "momentum": 0.01}
 MOMENTUM = 0.9
 
@@ -27,22 +27,22 @@ MOMENTUM = 0.9
 class Twin:
     """A network whose layers take the time that they would take on an accelerator, times the dilation.
 
-    Its variables have the published shapes divided by `divisor`: the gradients of a step are as many, in as many
-    tensors, from as many rows, each with 1/divisor of the elements. Left whole are ids, and tables of one column.
+    Variables have the published shapes divided by `divisor`: a step has as many gradients, tensors and rows as the
+    published network, with 1/divisor of the elements each. Ids, and tables of one column, are not divided.
 
-    Where values are computed and the network itself is too large for that, a layer draws its variables and rows to the
-    step's signal, a number that each worker is fed: its gradients tell a wrong exchange.
+    If values are computed but the network itself is too large to compute, a layer moves its variables and rows to the
+    step's signal, a number that is fed to each worker: its gradients reveal a wrong exchange.
 
     Attributes:
         network: lm, nmt, resnet50, inception_v3, wide, or stack, which cores can compute.
         step_s: seconds of a step on the accelerator, before dilation.
         batch_size: examples per worker and step.
-        dilation: times that the accelerator is slower. The links are to be slower by `dilation` times `divisor`.
-        divisor: of variables.
+        dilation: factor by which the accelerator is slowed. Links must be slowed by `dilation` times `divisor`.
+        divisor: divisor of the variables' elements.
         values: zeros, real (computed, at the accelerator's pace), or cores (computed, without an accelerator).
-        stages: into which `parallax-stages` cuts the network; a replica then has the examples of so many workers.
-        micro_batches: into which a replica's examples are cut then, of which each is a run.
-        is_cut: whether this is the model that is cut: of a micro-batch, with activations between stages.
+        stages: number of stages into which `parallax-stages` cuts the network; a replica has as many workers' examples.
+        micro_batches: number of micro-batches into which a replica's examples are cut; each is a run.
+        is_cut: whether this is the cut model, of a micro-batch and with activations between stages.
     """
 
     network: str = "lm"
@@ -56,11 +56,11 @@ class Twin:
     is_cut: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses sizes of which no model can be made."""
+        """Rejects invalid sizes."""
         if self.dilation <= 0 or self.step_s < 0 or self.divisor < 1 or self.batch_size < 1:
             raise ValueError(
-                "dilation, divisor and batch_size must be above 0 and step_s not below it, and "
-                f"{self.dilation}, {self.divisor}, {self.batch_size} and {self.step_s} were given."
+                "dilation, divisor and batch_size must be above 0, and step_s at least 0, got "
+                f"{self.dilation}, {self.divisor}, {self.batch_size} and {self.step_s}."
             )
         if self.values not in ("zeros", "real", "cores"):
             raise ValueError(f"values must be zeros, real or cores, got {self.values!r}.")
@@ -72,19 +72,19 @@ class Twin:
                 raise ValueError(f"divisor must divide the {table.width} columns of {table.name}.")
 
     def cut(self) -> Twin:
-        """The model of a micro-batch, whose layers at the ends of stages hand on their activations.
+        """Returns the model of a micro-batch, whose layers at the ends of stages output their activations.
 
         Raises:
             ValueError: its layers compute values, or there are too few of them.
         """
         if self.values != "zeros":
-            raise ValueError(f"Layers at the ends of stages give zeros, and values are {self.values!r}.")
+            raise ValueError(f"A model in stages outputs zeros, so values must be zeros, got {self.values!r}.")
         stage_ends(network_of(self.network), self.stages)
         return replace(self, is_cut=True)
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The ops with which its stages end; none where it is not cut."""
+        """The ops that end its stages; empty if the model is not cut."""
         return tuple(f"{one.name}_output" for one in self._ends())
 
     def _ends(self) -> tuple[LayerOf, ...]:
@@ -92,22 +92,22 @@ class Twin:
 
     @property
     def examples(self) -> int:
-        """Of a run."""
+        """Examples of a run."""
         return self.batch_size * self.stages // self.micro_batches if self.is_cut else self.batch_size
 
     @property
     def unit(self) -> str:
-        """The network's."""
+        """The network's unit of throughput."""
         return network_of(self.network).unit
 
     @property
     def units(self) -> int:
-        """Of a worker's step."""
+        """Units per worker and step."""
         return self.batch_size * network_of(self.network).units_of_example
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The network's, with their divided rows."""
+        """The network's tables, with divided rows."""
         return tuple(
             Table(table.name, table.rows, self._width(table), tuple(ids.feed for ids in table.ids))
             for table in _tables(network_of(self.network))
@@ -119,7 +119,7 @@ class Twin:
         return 0.0 if self.values == "cores" else self.step_s * self.dilation * self.examples / self.batch_size
 
     def build(self) -> Built:
-        """The network in the order of its layers, whose last output is the loss."""
+        """Builds the layers in order; the last output is the loss."""
         import tensorflow as tf
 
         from ops.twin.accelerator import Values, layer
@@ -145,7 +145,7 @@ class Twin:
         return Built(x, _optimizer(network.optimizer), {**feeds, "signal": signal})
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
-        """Zipf words, negatives as TensorFlow draws them, and the worker's number of the step."""
+        """Draws Zipf words, negatives as TensorFlow draws them, and the worker's signal of the step."""
         draw, network = generator(worker, step), network_of(self.network)
         feeds: dict[str, np.ndarray] = {}
         for table in _tables(network):
@@ -160,11 +160,11 @@ class Twin:
         return zipf(draw, SKEW, rows, [self._count(ids)])
 
     def _count(self, ids: Ids) -> int:
-        """Of a run."""
+        """Returns the number of ids of a run."""
         return ids.drawn or self.examples * ids.of_example
 
     def _activations(self, one: LayerOf) -> Compute:
-        """The output of a layer that ends a stage, divided as variables are."""
+        """Returns a function for the output of a layer that ends a stage, divided as variables are."""
         import tensorflow as tf
 
         return lambda *taken: tf.zeros(divided((self.examples, one.activations), self.divisor))
@@ -173,7 +173,7 @@ class Twin:
         return table.width if table.width == 1 else table.width // self.divisor
 
     def _rows(self, one: LayerOf, feeds: dict[str, Any]) -> list[Any]:
-        """What the layer takes of its tables, [ids, width] each, or [ids] of a table of one column."""
+        """Looks up the layer's rows: [ids, width] per table, or [ids] for a table of one column."""
         import tensorflow as tf
 
         rows = []
@@ -185,7 +185,7 @@ class Twin:
         return rows
 
     def _weights(self, one: LayerOf) -> list[Any]:
-        """The layer's variables, whole."""
+        """Returns the layer's variables as tensors."""
         import tensorflow as tf
 
         variables = []
@@ -201,7 +201,7 @@ def _tables(network: Network) -> tuple[Rows, ...]:
 
 
 def _ids(network: Network) -> tuple[Ids, ...]:
-    """Each feed once, though several tables may be looked up by it."""
+    """Returns each feed of ids once, even if several tables use it."""
     return tuple(dict.fromkeys(ids for table in _tables(network) for ids in table.ids))
 
 
@@ -212,7 +212,7 @@ def _computing(network: Network, has_input: bool, is_last: bool) -> Compute:
 
 
 def _product(has_input: bool, is_last: bool, *taken: Any) -> Any:
-    """A layer of the stack: of [batch, width] and weights [width, width]; the last gives the distance to the signal."""
+    """A layer of the stack: [batch, width] by weights [width, width]; the last returns the distance to the signal."""
     import tensorflow as tf
 
     x, signal, weights = taken if has_input else (taken[1], taken[0], taken[2])
@@ -221,7 +221,7 @@ def _product(has_input: bool, is_last: bool, *taken: Any) -> Any:
 
 
 def _attract_to_signal(has_input: bool, *taken: Any) -> Any:
-    """The sum so far, and half the squared distance of each element to the signal."""
+    """Returns the previous sum plus half the squared distance of each element to the signal."""
     import tensorflow as tf
 
     before, (signal, *values) = (taken[:1], taken[1:]) if has_input else ((), taken)

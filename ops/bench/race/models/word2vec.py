@@ -15,13 +15,13 @@ LEARNING_RATE, FIRST_SQUARES = 0.1, 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Word2Vec:
-    """Two tables of words and nothing dense. Words are drawn by a Zipf distribution, the negative ones too.
+    """A skip-gram model of two tables, without dense variables; words and negatives have a Zipf distribution.
 
     Attributes:
         words: rows of each table.
-        width: of a row.
+        width: elements of a row.
         batch_size: pairs per worker and step.
-        negatives: of each pair.
+        negatives: negatives per pair.
         skew: exponent of the words' Zipf distribution.
     """
 
@@ -33,24 +33,24 @@ class Word2Vec:
 
     @property
     def unit(self) -> str:
-        """A word with one around it is one."""
+        """The unit of throughput: pairs of a word and a context word."""
         return "pairs"
 
     @property
     def units(self) -> int:
-        """Pairs of a worker's step."""
+        """Pairs per worker and step."""
         return self.batch_size
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The words' and the contexts'."""
+        """The tables of words and of contexts."""
         return (
             Table("words", self.words, self.width, ("center_ids",)),
             Table("contexts", self.words, self.width, ("context_ids", "negative_ids")),
         )
 
     def build(self) -> Built:
-        """Mean nats of a pair, by Adagrad."""
+        """Builds the mean nats per pair, minimized by Adagrad."""
         import tensorflow as tf
 
         v1 = tf.compat.v1
@@ -68,7 +68,7 @@ class Word2Vec:
         return Built(loss, optimizer, feeds)
 
     def batch(self, worker: int, step: int) -> dict[str, np.ndarray]:
-        """Zipf words."""
+        """Draws Zipf words."""
         draw = generator(worker, step)
         shapes = {"center_ids": [], "context_ids": [], "negative_ids": [self.negatives]}
         return {name: zipf(draw, self.skew, self.words, [self.batch_size, *more]) for name, more in shapes.items()}

@@ -1,4 +1,4 @@
-"""What a race measured, for people: tables as text and Markdown, a picture, and a page that has both."""
+"""Reports of a race: tables as text and Markdown, a picture, and a page with both."""
 
 from ops.bench.race.report.page import write_html
 from ops.bench.race.report.pictures import write_png

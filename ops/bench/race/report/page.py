@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no script, no font, nothing from a network."""
+"""A report as one self-contained HTML page: no script, no font, nothing from a network."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def write_html(results: Results, path: Path, differences: Differences = ()) -> N
     """Writes the page.
 
     Args:
-        results: what was measured.
-        path: of the HTML file.
-        differences: for each race, by system the largest difference of its losses from the others'.
+        results: the results.
+        path: the HTML file.
+        differences: for each race, system -> largest difference of its losses from the others'.
     """
     colour_by_system = colours(systems(results.races))
     parts = []
@@ -56,7 +56,7 @@ def write_html(results: Results, path: Path, differences: Differences = ()) -> N
         races = [results.races[index] for index in family]
         parts.append(Markup("<h2>{}</h2>").format(races[0].model))
         parts.append(_picture(family_svg(races, colour_by_system), f"Step time by system, {races[0].model}"))
-        # The throughputs first: they are the sum of what the tables of the races say.
+        # The throughputs first: they summarize the tables of the races.
         parts += [_section(sheet, colour_by_system) for sheet in (*tables[len(races) :], *tables[: len(races)])]
     explained = notes([sheet for tables in of_families for sheet in tables])
     if explained:

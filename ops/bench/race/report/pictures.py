@@ -1,8 +1,7 @@
 """The pictures of a report: bars of step time, and curves of throughput by hosts.
 
-Each family of races has a row: the bars of every number of hosts side by side, with the times that nothing can be
-faster than. To the right of them are the curves or, where there is one number of hosts only, bars of the bytes on the
-wire.
+Each family of races has a row: bars for every number of hosts, with the lower bounds of step time. On the right are the
+curves or, for a single number of hosts, bars of the bytes on the wire.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ WIDTH_PIXELS = 1400
 _DPI = 100
 _ROW_INCHES = 5.2
 _MARKERS = "osD^vPX*<>hp"
-# Ours are blues, Horovod's orange and red, the servers' greens; the same system has the same colour in every picture.
+# Parallax is blue, Horovod orange and red, servers green; a system has the same colour in every picture.
 _COLOURS = {
     "parallax": "#0b4f9e",
     "horovod": "#f08a24",
@@ -34,19 +33,19 @@ _MORE_OF_OURS = ("#56a5e0", "#7a5fc0", "#1fb5c4", "#a9b8dc", "#3d3a8c", "#6f8fb0
 _OTHERS = ("#8c564b", "#d783b8", "#8a8a8a", "#c7a600", "#4b4b4b")
 _INK = "#333333"
 _LINEAR_UP_TO = 12
-"""The longest bar over the shortest; beyond this the shortest could not be told from its bounds."""
+"""The longest bar over the shortest; above this ratio, the shortest would merge with its bounds on a linear scale."""
 _NARROW = 0.035
-"""Of the axes' width: above a narrower bar there is no room for its figure, unless it is turned."""
+"""Share of the axes' width; figures of narrower bars are rotated."""
 _LEGEND_CHARACTERS = 170
-"""On one line, with the room of their signs."""
+"""Characters per line of the legend, markers included."""
 
 
 def write_png(results: Results, path: Path) -> None:
     """Writes one picture with all families of races, 1400 pixels wide.
 
     Args:
-        results: what was measured; with no race in it the picture says so.
-        path: of the PNG file.
+        results: the results; without a race, the picture says so.
+        path: the PNG file.
     """
     from matplotlib.figure import Figure
 
@@ -61,7 +60,7 @@ def write_png(results: Results, path: Path) -> None:
 
 
 def family_svg(races: Sequence[Race], colour_by_system: dict[str, str]) -> str:
-    """The picture of one family as an SVG document, its letters drawn as paths so that it needs no font."""
+    """Returns the picture of one family as an SVG document, with letters as paths so that it needs no font."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -74,13 +73,13 @@ def family_svg(races: Sequence[Race], colour_by_system: dict[str, str]) -> str:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each system: known ones keep theirs, others take the next that is free."""
+    """Returns a colour per system: known systems have fixed ones, others get the next free one."""
     ours, others = iter(_MORE_OF_OURS * len(names)), iter(_OTHERS * len(names))
     return {name: _COLOURS.get(name) or next(ours if name.startswith("parallax") else others) for name in names}
 
 
 def _draw(figure: Any, races: Sequence[Race], colour_by_system: dict[str, str]) -> None:
-    """A family's row, into a figure or a part of one."""
+    """Draws a family's row into a figure or a part of one."""
     counted = any(turn.wire_bytes for race in races for run in race.runs for turn in run.turns)
     several = len(races) > 1
     ratios = (8, 5) if several else (1, 1) if counted else (1,)
@@ -95,7 +94,7 @@ def _draw(figure: Any, races: Sequence[Race], colour_by_system: dict[str, str]) 
 
 
 def _legend(figure: Any, all_axes: Sequence[Any], names: list[str]) -> None:
-    """One for the whole row: the systems, then the bounds."""
+    """Draws one legend for the whole row: the systems, then the bounds."""
     drawn: dict[str, Any] = {}
     for axes in all_axes:
         handles, labels = axes.get_legend_handles_labels()
@@ -118,13 +117,13 @@ def _title(races: Sequence[Race]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """What bars show.
+    """A quantity that bars show.
 
     Attributes:
-        title: of the axes.
-        unit: on their left.
-        of_turn: a round's value.
-        bounds: by the style of the line, its words and its value for a race; a value of 0 is not drawn.
+        title: title of the axes.
+        unit: label of the y axis.
+        of_turn: returns a round's value.
+        bounds: line style -> label and function of a race's value; a value of 0 is not drawn.
     """
 
     title: str
@@ -151,7 +150,7 @@ _WIRE_BYTES = _Measure(
 
 
 def _bars(axes: Any, races: Sequence[Race], colour_by_system: dict[str, str], measure: _Measure) -> None:
-    """A cluster of bars for each race, and across each cluster its bounds; logarithmic where bars would vanish."""
+    """Draws a cluster of bars per race, with its bounds; the scale is logarithmic where bars would vanish."""
     names = systems(races)
     width = 0.84 / max(1, len(names))
     axes.set_xlim(-0.55, len(races) - 0.45)
@@ -172,7 +171,7 @@ def _bars(axes: Any, races: Sequence[Race], colour_by_system: dict[str, str], me
 
 
 def _scale(axes: Any, races: Sequence[Race], measure: _Measure) -> str:
-    """Sets limits that leave room for the labels; says `logarithmic, ` when the scale is."""
+    """Sets limits that leave room for the labels; returns `logarithmic, ` if the scale is."""
     bars = [measure.of_turn(t) for race in races for run in race.runs if not problem_of(run) for t in run.turns]
     bars = [value for value in bars if value > 0]
     bounds = [bound(race) for race in races for _, bound in measure.bounds.values() if bound(race)]
@@ -186,7 +185,7 @@ def _scale(axes: Any, races: Sequence[Race], measure: _Measure) -> str:
 
 
 def _bar(axes: Any, race: Race, name: str, place: tuple[float, float], colour: str, measure: _Measure) -> None:
-    """One system's bar at `place`, (middle, width)."""
+    """Draws one system's bar at `place`, (middle, width)."""
     run = next((run for run in race.runs if run.system == name), None)
     if run is None:
         return
@@ -206,7 +205,7 @@ def _bar(axes: Any, race: Race, name: str, place: tuple[float, float], colour: s
 
 
 def _curves(axes: Any, races: Sequence[Race], colour_by_system: dict[str, str]) -> None:
-    """Throughput by hosts, both in logarithms: a system that grows as the bound does runs parallel to it."""
+    """Draws throughput by hosts on logarithmic axes: a system that scales as the bound does is parallel to it."""
     for number, name in enumerate(systems(races)):
         done = [(race.hosts, units_per_s(race, name)) for race in races]
         points = [(hosts, rate) for hosts, rate in done if rate is not None]
@@ -227,7 +226,7 @@ def _curves(axes: Any, races: Sequence[Race], colour_by_system: dict[str, str]) 
 
 
 def _ticks(axes: Any) -> None:
-    """Plain numbers at 1, 2 and 5 of each power of ten."""
+    """Sets ticks with plain numbers at 1, 2 and 5 of each power of ten."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -1,7 +1,7 @@
-"""The tables of a report as values: which rows and columns, and the words with them; how they look is not known.
+"""The tables of a report as values: rows, columns and notes, independent of the output format.
 
-A race has a sheet with a row for each system. A family of races that differ in the hosts alone has one more, with the
-throughputs and their growth.
+A race has a sheet with a row per system. A family of races that differ in the number of hosts only has one more, with
+the throughputs and their growth.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ops.bench.race.scaling import (
 )
 
 NONE = "-"
-"""Stands where there is no figure. A column that has nothing else is left out."""
+"""A cell without a figure. A column of such cells only is left out."""
 _PROBLEM_CHARACTERS = 300
 
 Differences = Sequence[Mapping[str, float]]
-"""By race, for each system the largest difference of its losses from those it is compared with; may be empty."""
+"""For each race, system -> largest difference of its losses from the reference's; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A system's line: its figures, or in their place why there are none."""
+    """A system's row: its figures, or the reason why there are none."""
 
     name: str
     cells: tuple[str, ...]
@@ -43,9 +43,9 @@ class Sheet:
     """A table.
 
     Attributes:
-        title: what it is of.
-        above: lines to read before it.
-        columns: headings; the first is of the rows' names, and each row has cells for the others.
+        title: the title.
+        above: lines above the table.
+        columns: headings; the first is for the rows' names, and each row has cells for the others.
         rows: in the order of the systems.
         notes: lines that explain the columns.
     """
@@ -58,10 +58,10 @@ class Sheet:
 
 
 def sheets(results: Results, differences: Differences = ()) -> tuple[tuple[Sheet, ...], ...]:
-    """For each family of races, a sheet for every race and one for their scaling, if there is more than one race.
+    """Returns for each family of races a sheet per race, and one for their scaling if there are several races.
 
     Raises:
-        ValueError: there are differences, and not for every race.
+        ValueError: differences are given, but not for every race.
     """
     if differences and len(differences) != len(results.races):
         raise ValueError(
@@ -77,12 +77,12 @@ def sheets(results: Results, differences: Differences = ()) -> tuple[tuple[Sheet
 
 
 def notes(tables: Sequence[Sheet]) -> tuple[str, ...]:
-    """What explains the columns of all of them, each line once."""
+    """Returns the notes of all sheets, without duplicates."""
     return tuple(dict.fromkeys(line for sheet in tables for line in sheet.notes))
 
 
 def race_sheet(race: Race, differences: Mapping[str, float]) -> Sheet:
-    """One row a system."""
+    """Returns the sheet of a race, with a row per system."""
     ours = first_of_ours(race)
     columns: dict[str, Callable[[Ran], str]] = {
         "median step": lambda run: _ms(run.step_s),
@@ -114,7 +114,7 @@ def race_sheet(race: Race, differences: Mapping[str, float]) -> Sheet:
 
 
 def scaling_sheet(races: Sequence[Race]) -> Sheet:
-    """Throughput by hosts, and growth against what the bytes allow; the races are a family's, by hosts."""
+    """Returns the sheet of a family: throughput by hosts, and growth relative to the bound; races are in host order."""
     pairs = host_pairs(len(races))
     columns = ["system", *(f"{race.hosts} hosts" for race in races)]
     columns += [f"{races[a].hosts} to {races[b].hosts}" for a, b in pairs]
@@ -128,18 +128,18 @@ def scaling_sheet(races: Sequence[Race]) -> Sheet:
         cells = [NONE if bound is None else _whole(bound) for bound in bounds]
         rows.append(Row("what the bytes allow", (*cells, *(NONE for _ in pairs))))
     title = f"{races[0].model}, {races[0].unit}/s by hosts"
-    explained = (f"H1 to H2: growth of the throughput T over what the bytes allow, {FORMULA}",) if any(bounds) else ()
+    explained = (f"H1 to H2: growth of the throughput T over that of the bound B, {FORMULA}",) if any(bounds) else ()
     sheet = Sheet(title, (), tuple(columns), tuple(rows), explained)
     return _without_empty_columns(sheet)
 
 
 def first_of_ours(race: Race) -> Ran | None:
-    """The run that others are compared with: the first of Parallax that did not fail."""
+    """Returns the run that others are compared with: the first of Parallax that did not fail."""
     return next((run for run in race.runs if run.system.startswith("parallax") and not problem_of(run)), None)
 
 
 def problem_of(run: Ran) -> str:
-    """Why a run has no figures, on one line; empty when it has."""
+    """Returns on one line why a run has no figures; empty if it has."""
     if not run.problem:
         return "" if run.turns else "no round was measured"
     text = " ".join(run.problem.split())
@@ -147,7 +147,7 @@ def problem_of(run: Ran) -> str:
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """A link's rate in bits, as networks are sold."""
+    """Formats a link's rate in bits per second."""
     if not bytes_per_s:
         return "links not limited"
     bits = 8 * bytes_per_s
@@ -155,7 +155,7 @@ def rate_text(bytes_per_s: float) -> str:
 
 
 def heading(race: Race) -> str:
-    """Model, hosts and rate of a race."""
+    """Returns model, hosts and rate of a race."""
     hosts = f"{race.hosts} host{'s' if race.hosts != 1 else ''}"
     each = f"{race.workers} worker{'s' if race.workers != 1 else ''}"
     return f"{race.model}, {hosts} x {each}, {rate_text(race.rate_bytes_per_s)}"
@@ -187,28 +187,28 @@ def _bounds(race: Race) -> tuple[str, ...]:
         binds = _binds(race.wire_s, race.computing_s)
         lines.append(f"wire time {_ms(race.wire_s)} (least bytes over rate), {compute}: {binds} binds")
     else:
-        lines.append(f"{compute}; wire time is not known, as nothing limits the links or nothing crosses them")
+        lines.append(f"{compute}; wire time is unknown, as links have no limit or carry no bytes")
     if race.shortest_s:
         lines.append(
-            f"shortest step, where links and accelerators carry out one thing at a time in the order of the graph: "
-            f"{_ms(race.shortest_s)} alone, {_ms(race.overlapping_s)} where steps overlap"
+            f"shortest step, if each link and accelerator does one thing at a time in the order of the graph: "
+            f"{_ms(race.shortest_s)} alone, {_ms(race.overlapping_s)} if steps overlap"
         )
     return tuple(lines)
 
 
 def _explained(sheet: Sheet, ours: Ran | None) -> Sheet:
-    """With a line for each column that does not explain itself."""
+    """Returns the sheet with a note for each column that needs one."""
     words = {
         "undilated": "undilated: median step over the dilation; throughputs are undilated too",
         "x slower": f"x slower: median step over that of {ours.system}" if ours else "",
         "x bound": "x bound: median step over the larger of wire time (least bytes) and compute time",
         "x shortest": "x shortest: median step over the shortest one that the exchanges and layers of Parallax's plan "
         "allow: of a step alone or, for parallax-overlap, of steps that overlap",
-        "wire bytes": "wire bytes: a step's, in the busiest direction of the busiest host's link; "
+        "wire bytes": "wire bytes: per step, in the busiest direction of the busiest host's link; "
         "x least: over the least bytes",
         "binds": "binds: the larger of wire time (these bytes over rate) and compute time",
-        "CPU s": "CPU s: a step's, all processes; peak: most memory of a process; sum of peaks: of all",
-        "switches": "switches: a step's and host's, how often threads were taken off a core",
+        "CPU s": "CPU s: per step, of all processes; peak: largest peak RSS of a process; sum of peaks: of all",
+        "switches": "switches: context switches of threads, per step and host",
         "of cores": "of cores: CPU s over the time of all cores in a median step",
         "loss diff": "loss diff: largest difference of a step's loss from the others'",
     }
@@ -232,7 +232,7 @@ def _without_empty_columns(sheet: Sheet) -> Sheet:
 
 
 def _wire_s(race: Race, run: Ran) -> float:
-    """0 without a rate, or without a lab to count the bytes."""
+    """Returns a run's wire time; 0 without a rate, or without a lab to count the bytes."""
     return run.wire_bytes / race.rate_bytes_per_s if race.rate_bytes_per_s else 0.0
 
 
@@ -271,7 +271,7 @@ def _ms(seconds: float) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits or more, without an exponent."""
+    """Formats three digits or more, without an exponent."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -282,7 +282,7 @@ def _whole(value: float) -> str:
 
 
 def _bytes(count: float) -> str:
-    """Decimal units, as links have them."""
+    """Formats bytes in decimal units, as is usual for links."""
     if not count:
         return NONE
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -7,11 +7,11 @@ from ops.bench.race.results import Results
 
 
 def table_text(results: Results, differences: Differences = ()) -> str:
-    """All tables, aligned; then what the command could not show.
+    """Returns all tables, aligned, followed by notes and by what the command could not measure.
 
     Args:
-        results: what was measured.
-        differences: for each race, by system the largest difference of its losses from the others'.
+        results: the results.
+        differences: for each race, system -> largest difference of its losses from the others'.
     """
     tables = [sheet for family in sheets(results, differences) for sheet in family]
     blocks = [_text(sheet) for sheet in tables]
@@ -23,7 +23,7 @@ def table_text(results: Results, differences: Differences = ()) -> str:
 
 
 def markdown_text(results: Results, differences: Differences = ()) -> str:
-    """The same as sections of a document, each race below a heading, with command, machine and date in front."""
+    """Returns the same as sections of a document: command, machine and date, then a heading per race."""
     blocks = [f"```\n{results.command}\n```", f"{results.machine}, {results.date}."]
     tables = [sheet for family in sheets(results, differences) for sheet in family]
     blocks += [_markdown(sheet) for sheet in tables]
@@ -48,7 +48,7 @@ def _text(sheet: Sheet) -> str:
 
 
 def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
-    """Names to the left, figures to the right."""
+    """Aligns names to the left, figures to the right."""
     figures = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
     return "  ".join([cells[0].ljust(widths[0]), *figures]).rstrip()
 
@@ -73,7 +73,7 @@ def _piped(cells: tuple[str, ...]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escapes text so that Markdown shows it verbatim."""
     for sign in "\\|*_<`[":
         text = text.replace(sign, f"\\{sign}")
     return text

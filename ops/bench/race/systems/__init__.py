@@ -1,4 +1,4 @@
-"""The systems of a race, each in a file of its own: how it is started, and the script that a user of it would write."""
+"""The systems of a race, one per file: the commands that start it, and the script that its user would write."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _MODULE_BY_SYSTEM = {
     "alone": "alone",
 }
 BESIDE = "parallax-beside"
-"""Parallax as another checkout has it, for comparisons of revisions; `more["beside"]` of its task is the folder."""
+"""Parallax from another checkout, to compare revisions; `more["beside"]` of its task is the folder."""
 
 SYSTEMS = tuple(name for name in _MODULE_BY_SYSTEM if name != "alone")
-"""What can be asked for; `alone` is always run, to know the compute time."""
+"""The systems of the command line; `alone` always runs, to measure the compute time."""
 
 OTHER_LOSSES = ("parallax-stages", "tf-ps-async", "parallax-bf16", "parallax-fp16", "alone")
-"""Their losses need not be those of the others: they have other batches, do not wait for each other, or round."""
+"""Systems whose losses may differ from the others': they use other batches, are asynchronous, or round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One process to be started.
+    """A process to start.
 
     Attributes:
-        host: where.
-        argv: what.
-        environment: variables beside those that all processes get.
-        is_server: it does not end by itself.
+        host: the host.
+        argv: the command line.
+        environment: variables in addition to those of all processes.
+        is_server: whether it never exits by itself.
         root: the checkout whose code it runs.
     """
 
@@ -61,27 +61,27 @@ class Command:
 
 
 def commands_of(place: Place, task: Task) -> list[Command]:
-    """What starts a system; it has `commands(place, task)` in its file."""
+    """Returns the commands that start a system, from `commands(place, task)` in its file."""
     module: Any = importlib.import_module(module_of(task.system))
     return list(module.commands(place, task))
 
 
 def module_of(system: str) -> str:
-    """The module in which a system is, and which its processes run."""
+    """Returns the module of a system, which its processes run."""
     return f"{__name__}.{_MODULE_BY_SYSTEM[system]}"
 
 
 def python_of(root: Path) -> str:
-    """The interpreter whose environment a checkout runs in: that of this process for its own, else of its set-up."""
+    """Returns the interpreter of a checkout: for this process's own checkout its own, else that of `.venv`."""
     return sys.executable if root == ROOT else str(root / ".venv" / "bin" / "python")
 
 
 def script(task: Task, *words: str, root: Path = ROOT) -> tuple[str, ...]:
-    """The command line of a process that runs the system's script, of a checkout."""
+    """Returns the command line of a process that runs the system's script from a checkout."""
     return (python_of(root), "-m", module_of(task.system), str(task.file), *words)
 
 
 def script_of_worker(place: Place, task: Task, *words: str) -> tuple[str, ...]:
-    """The command line of a plain system's server or worker, which a host of several forks from one process."""
+    """Returns the command line of a plain system's server or worker; a host of several workers forks them."""
     python, *program = script(task, *words)
     return (python, *(fork_argv(tuple(program)) if task.workers > len(place.hosts) else program))

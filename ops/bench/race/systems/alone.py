@@ -1,4 +1,4 @@
-"""No system at all: every worker trains by itself, and nothing is exchanged. It gives the compute time of a race."""
+"""No system: every worker trains by itself, without exchanges, which measures the compute time of a race."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ops.bench.race.turns import Task, Turns, task_of_this_process
 
 
 def commands(place: Place, task: Task) -> Iterator[Command]:
-    """One process a worker."""
+    """Yields one process per worker."""
     for rank in range(task.workers):
         yield Command(place.hosts[rank * len(place.hosts) // task.workers], script_of_worker(place, task, str(rank)))
 
 
 def main() -> None:
-    """The script of one worker; its rank is the second argument."""
+    """Runs one worker; its rank is the second argument."""
     import tensorflow as tf
 
     v1 = tf.compat.v1

@@ -1,9 +1,9 @@
-"""Horovod, as its documentation has it for TensorFlow 1: `DistributedOptimizer`, one broadcast, and mpirun.
+"""Horovod, as its documentation describes it for TensorFlow 1: `DistributedOptimizer`, one broadcast, and mpirun.
 
 `horovod` gathers the rows of sparse gradients from all workers, which is its default. `horovod-dense` makes them dense
-and all-reduces them (`sparse_as_dense=True`), as its documentation advises for models whose gathered rows are many.
-`BroadcastGlobalVariablesHook` is not in Horovod with this TensorFlow, as it derives from `tf.estimator`;
-`broadcast_global_variables`, which the hook calls, is. Horovod's own settings are left as they are.
+and all-reduces them (`sparse_as_dense=True`), as its documentation advises for models with many gathered rows.
+With this TensorFlow, Horovod has no `BroadcastGlobalVariablesHook`, as it derives from `tf.estimator`, but it has
+`broadcast_global_variables`, which the hook calls. Horovod's own settings are the defaults.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from parallax.runtime.launcher.mpirun import find_mpirun
 
 
 def commands(place: Place, task: Task) -> Iterator[Command]:
-    """One mpirun on the first host."""
+    """Yields one mpirun on the first host."""
     mpirun = find_mpirun()
     own = Path(mpirun).parent == Path(sys.executable).parent
     prefix = str(Path(mpirun).parent.parent)
@@ -37,7 +37,7 @@ def commands(place: Place, task: Task) -> Iterator[Command]:
 
 
 def main() -> None:
-    """The script of one worker."""
+    """Runs one worker."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 

@@ -1,9 +1,9 @@
 """Parallax: the graph for one device and `parallel_run`.
 
-`parallax` takes the routes that the plan chooses. `parallax-ROUTE` asks for that route for every table of the model;
-`parallax-bf16` and `parallax-fp16` for half precision on the wire, `parallax-overlap` for steps that overlap,
-`parallax-ucx` for UCX in place of TCP and shared memory, `parallax-stages` for the stages of a twin.
-`parallax-beside` is `parallax` by the code of another checkout, whose own copy of this file is run.
+`parallax` uses the routes that the plan chooses. `parallax-ROUTE` sets that route for every table of the model,
+`parallax-bf16` and `parallax-fp16` set half precision on the wire, `parallax-overlap` overlapping steps, `parallax-ucx`
+UCX in place of TCP and shared memory, and `parallax-stages` the stages of a twin. `parallax-beside` is `parallax` with
+the code of another checkout, which runs its own copy of this file.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ops.bench.race.systems import BESIDE, Command, script
 from ops.bench.race.turns import Task, Turns, task_of_this_process, write_task, write_task_with
 
 RANK = "OMPI_COMM_WORLD_RANK"
-"""Of a worker; `parallel_run` gives that of its replica."""
+"""The variable with a worker's rank; `parallel_run` returns the rank of its replica."""
 
 
 def commands(place: Place, task: Task) -> Iterator[Command]:
-    """The user's script on the first host; it launches the workers."""
+    """Yields the user's script on the first host, which launches the workers."""
     root = ROOT
     if task.system == BESIDE:
         root, task = Path(task.more["beside"]), replace(task, system="parallax")
@@ -36,7 +36,7 @@ def commands(place: Place, task: Task) -> Iterator[Command]:
 
 
 def main() -> None:
-    """The script, in the launcher and in every worker."""
+    """Runs the script, in the launcher and in every worker."""
     import tensorflow as tf
 
     import parallax
@@ -49,7 +49,7 @@ def main() -> None:
     model, settings = task.make_model(), task.more.get("config", {})
     if task.system == "parallax-stages":
         if not isinstance(model, Twin):
-            raise ValueError(f"parallax-stages trains twins, and {task.model} is none.")
+            raise ValueError(f"parallax-stages needs a twin, got {task.model}.")
         model = model.cut()
         settings = {**settings, "stages": model.ends, "micro_batches": model.micro_batches}
     graph = tf.Graph()
@@ -63,13 +63,13 @@ def main() -> None:
     config = parallax.Config(
         routes={table.name: asked for table in model.tables} if is_route else {},
         overlap=asked == "overlap",
-        batch_norm="own",  # as the other systems, whose losses are compared
+        batch_norm="own",  # as in the other systems, whose losses are compared
         wire_dtype=wire,
         workers=task.workers,
         sess_config=task.session_config(),
         communication_config=parallax.CommunicationConfig(mpi_config=mpi),
         seed=1,
-        stall_timeout_s=math.inf,  # between its turns it is stopped, which would look like a stall
+        stall_timeout_s=math.inf,  # the job is stopped between its turns, which would look like a stall
         **settings,
     )
     sess, _, rank, _ = parallax.parallel_run(graph, task.more.get("resource"), parallax_config=config)

@@ -1,19 +1,19 @@
-"""TensorFlow's parameter servers, as its documentation has them for TensorFlow 1.
+"""TensorFlow's parameter servers, as its documentation describes them for TensorFlow 1.
 
-A server on each host beside the workers, `replica_device_setter`, partitioned variables, `SyncReplicasOptimizer`, a
-monitored session. Set as a careful user would:
+There is a server on each host in addition to the workers. The script uses `replica_device_setter`, partitioned
+variables, `SyncReplicasOptimizer` and a monitored session, with the settings of a careful user:
 - Variables are partitioned over all servers (`min_max_variable_partitioner`, as TensorFlow's own estimators do), and
   partitions are placed by their bytes (`GreedyLoadBalancingStrategy`).
 - A variable that is read whole is fetched once a step, however often it is used (`caching_device`).
 - Rows of a table go to partitions by `mod`, the default of TensorFlow 1's lookups, which balances a vocabulary that is
-  sorted by frequency. The models call TensorFlow 2's lookups, which know `div` only, where the first server would have
-  all frequent words; `_rows_by_mod` changes that while the graph is built, and initial values follow.
+  sorted by frequency. The models call TensorFlow 2's lookups, which support `div` only, by which the first server would
+  store all frequent words. `_rows_by_mod` changes that while the graph is built, for lookups and initial values.
 
 `tf-ps` must compute the mean over the global batch, as the others do. TensorFlow's accumulators divide a row by the
-number of workers that touched it, and not by all. So they are told to add up (`reduction_type="SUM"`, which
-SyncReplicasOptimizer has no argument for), and each worker's loss is divided by the number of workers. No tokens are
-handed out at the start, else workers would run a step ahead on old variables. `tf-ps-async` is the same without
-SyncReplicasOptimizer: every worker's gradients are applied as they come.
+number of workers that touched it, not by all. So they are set to sum (`reduction_type="SUM"`, for which
+SyncReplicasOptimizer has no argument), and each worker's loss is divided by the number of workers. There are no initial
+tokens, as these would let workers run a step ahead on old variables. `tf-ps-async` is the same without
+SyncReplicasOptimizer: gradients are applied as they arrive.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CHIEF_IS_READY = "chief.json"
 
 
 def commands(place: Place, task: Task) -> Iterator[Command]:
-    """A server on each host, and the workers."""
+    """Yields a server on each host, and the workers."""
     by_rank = [place.hosts[rank * len(place.hosts) // task.workers] for rank in range(task.workers)]
     count = len(place.hosts) + task.workers
     first = _FIRST_PORT_BY_SYSTEM[task.system]
@@ -52,7 +52,7 @@ def commands(place: Place, task: Task) -> Iterator[Command]:
 
 
 def main() -> None:
-    """The script of a server or worker: job and number are the second and third argument."""
+    """Runs a server or worker; job and number are the second and third argument."""
     import tensorflow as tf
 
     job, number = sys.argv[2], int(sys.argv[3])
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _work(task: Task, server: Any, cluster: Any, rank: int) -> None:
-    """The script of one worker."""
+    """Runs one worker."""
     import tensorflow as tf
 
     v1 = tf.compat.v1
@@ -87,7 +87,7 @@ def _work(task: Task, server: Any, cluster: Any, rank: int) -> None:
                 hooks = [optimizer.make_session_run_hook(is_chief, num_tokens=0)]
             else:
                 train, hooks = built.optimizer.minimize(built.loss, global_step=step), []
-        if not is_chief:  # it would look for the chief's initial values every 30 s only
+        if not is_chief:  # else it would poll for the chief's initial values only every 30 s
             wait_for_file(Path(task.folder) / _CHIEF_IS_READY)
         config = task.session_config()
         config.device_filters.extend(["/job:ps", worker])
@@ -110,7 +110,7 @@ def _work(task: Task, server: Any, cluster: Any, rank: int) -> None:
 
 
 def _greedy_strategy(servers: int) -> Any:
-    """Each variable on the server that holds the fewest bytes; as tf.contrib had it, which is gone."""
+    """Places each variable on the server with the fewest bytes, as a strategy of the former tf.contrib did."""
     loads = [0] * servers
 
     def place(op: Any) -> int:
@@ -126,7 +126,7 @@ def _greedy_strategy(servers: int) -> Any:
 
 @contextlib.contextmanager
 def _rows_by_mod(tables: Sequence[Table], servers: int, worker: str) -> Iterator[None]:
-    """Inside, variables are partitioned, and row r of a table of P partitions is row r // P of partition r % P."""
+    """Partitions variables inside a `with` block: row r of a table is row r // P of partition r % P of P partitions."""
     import tensorflow as tf
     from tensorflow.python.ops import embedding_ops
 
@@ -156,13 +156,13 @@ def _rows_by_mod(tables: Sequence[Table], servers: int, worker: str) -> Iterator
 
 
 def _every_nth_row(initializer: Any, partitions: int) -> Any:
-    """An initializer whose partition k has rows k, k + partitions, ... of what `initializer` gives for the whole."""
+    """Returns an initializer whose partition k has rows k, k + partitions, ... of `initializer`'s whole table."""
 
     def initial(shape: Sequence[int], dtype: Any = None, partition_info: Any = None) -> Any:
         if partition_info is None or partitions == 1:
             return initializer(shape, dtype=dtype)
         rows = partition_info.full_shape[0]
-        # The first partitions have one row more, when rows are left over: both here and in lookups by mod.
+        # Left-over rows go to the first partitions, one each, as in lookups by mod.
         starts = [k * (rows // partitions) + min(k, rows % partitions) for k in range(partitions)]
         whole = initializer(list(partition_info.full_shape), dtype=dtype)
         return whole[starts.index(partition_info.var_offset[0]) :: partitions]
@@ -172,7 +172,7 @@ def _every_nth_row(initializer: Any, partitions: int) -> Any:
 
 @contextlib.contextmanager
 def _accumulators_that_add_up() -> Iterator[None]:
-    """Inside, SyncReplicasOptimizer makes accumulators that give sums and not means."""
+    """Makes SyncReplicasOptimizer's accumulators return sums instead of means, inside a `with` block."""
     from tensorflow.python.training import sync_replicas_optimizer as of_optimizer
 
     ops = of_optimizer.data_flow_ops
@@ -188,7 +188,7 @@ def _accumulators_that_add_up() -> Iterator[None]:
 
 
 def _environment(place: Place, host: str) -> dict[str, str]:
-    """Has gRPC go to the other processes directly; on this machine servers listen on loopback only."""
+    """Returns variables: gRPC connects without a proxy, and on this machine servers listen on loopback only."""
     variables = {"no_grpc_proxy": ",".join(place.address(host) for host in place.hosts)}
     library = Path(sys.prefix) / "lib" / LIBRARY
     if not place.is_lab and library.is_file():
@@ -197,7 +197,7 @@ def _environment(place: Place, host: str) -> dict[str, str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of this machine on which nobody listens now."""
+    """Returns ports of this machine that are free now."""
     with contextlib.ExitStack() as ends:
         sockets = [ends.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in sockets]
