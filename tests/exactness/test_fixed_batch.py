@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from ops.exactness.draft import Program, Statement
+from ops.exactness.script import Script
 from ops.exactness.trial import Outcome, try_program
 from parallax.analysis.graph_to_plan import analyse
 from parallax.analysis.reading.capture import capture
@@ -19,6 +21,7 @@ from tests.equality import models
 from tests.exactness.loss_trials import tried
 
 v1 = tf.compat.v1
+WORKERS = 3
 record.install()
 
 _LOOP = """
@@ -428,3 +431,72 @@ def test_constants_derived_from_the_batch_length_are_distinguished(case: str) ->
     captured = capture(graph)
     assert captured.is_opened == (case in UNRELATED_TO_LENGTH)
     assert captured.is_opened or "takes may be the batch size, be computed from it, or" in captured.means
+
+
+def discriminate(images: Any) -> Any:
+    with v1.variable_scope("critic", reuse=v1.AUTO_REUSE):
+        return tf.nn.leaky_relu(images @ v1.get_variable("w", [3, 4])) @ v1.get_variable("v", [4, 1])
+
+
+def is_real(scores: Any, label: Any) -> Any:
+    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=label, logits=scores))
+
+
+def generative(rows: int) -> list[Any]:
+    """Two updates in turn; the generator's reads no images."""
+    images, noise = (v1.placeholder(tf.float32, [rows, n], name=name) for name, n in (("images", 3), ("noise", 4)))
+    fake = tf.tanh(noise @ v1.get_variable("generator/w", [4, 3]))
+    real, made = (is_real(discriminate(one), tf.fill([rows, 1], 1.0 - n)) for n, one in enumerate((images, fake)))
+    of_critic, others = [], []
+    for one in v1.trainable_variables():
+        (of_critic if one.op.name.startswith("critic") else others).append(one)
+    fooled = is_real(discriminate(fake), tf.ones([rows, 1]))
+    minimize = v1.train.AdagradOptimizer(0.1).minimize
+    return [minimize(real + made, var_list=of_critic), minimize(fooled, var_list=others)]
+
+
+def test_an_update_is_fed_no_more_than_by_the_script() -> None:
+    steps = itertools.count()
+
+    def feeds(rng: Any, rows: int) -> dict[str, Any]:
+        """The generator's turn, every second one of all workers, has noise alone."""
+        fed = {"noise": rng.randn(rows, 4)}
+        return fed if next(steps) // WORKERS % 2 else {"images": rng.randn(rows, 3), **fed}
+
+    script = Script(WORKERS, 6, False, True, True, "float32", feeds, generative)
+    found = try_program(script, ["hybrid"], layouts=True)["hybrid"]
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
+def test_a_run_takes_no_element_that_the_script_does_not_take() -> None:
+    """Rows made as long as those of a queue's elements, in an update that reads none of them."""
+
+    def build(rows: int) -> list[Any]:
+        y, z = (v1.placeholder(tf.float32, [rows], name=name) for name in "yz")
+        queue = v1.FIFOQueue(8, [tf.float32])
+        enqueue, element = queue.enqueue([y]), queue.dequeue()
+        element.set_shape([rows])
+        a, b = v1.get_variable("a", [8, 4]), v1.get_variable("b", [4])
+        tokens = tf.gather(a, tf.zeros_like(element, tf.int32) + 2)
+        from_queue = tf.reduce_mean(tf.square(tf.reduce_sum(tokens, 1) - element))
+        other = tf.reduce_mean(tf.nn.softplus(tf.linalg.matvec(tokens, b)) + tf.nn.softplus(z * b[0]))
+        minimize = v1.train.GradientDescentOptimizer(0.1).minimize
+        return [enqueue, minimize(from_queue, var_list=[a]), enqueue, minimize(other, var_list=[b])]
+
+    found = tried(build, dict.fromkeys("yz", lambda rng, rows: rng.randn(rows)), is_open=False)
+    assert (found.kind, found.message) == ("equal", "")
+
+
+def test_a_constant_of_updates_with_different_inputs_is_as_long_as_each() -> None:
+    def build(rows: int) -> list[Any]:
+        ones, updates = tf.ones([rows, 1]), []
+        for name, width in (("x", 3), ("z", 4)):
+            weights = v1.get_variable(f"of_{name}", [width, 1])
+            batch = v1.placeholder(tf.float32, [rows, width], name=name)
+            loss = tf.sqrt(tf.reduce_sum(tf.square(batch @ weights - ones)))
+            updates.append(v1.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[weights]))
+        return updates
+
+    feeds = {"x": lambda rng, rows: rng.randn(rows, 3), "z": lambda rng, rows: rng.randn(rows, 4)}
+    found = tried(build, feeds, is_open=False)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())

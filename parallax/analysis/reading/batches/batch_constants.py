@@ -9,7 +9,7 @@ Reshape is the batch's if equally many elements lie before it. For constants tha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from math import prod
 from types import MappingProxyType
 
@@ -17,7 +17,6 @@ import numpy as np
 
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_lengths import (
-    Dims,
     add_constant,
     add_length,
     add_measured,
@@ -26,11 +25,15 @@ from parallax.analysis.reading.batches.batch_lengths import (
 )
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.open_lengths import (
+    JOINS,
     broadcast_dims,
     find_open_axis,
     find_open_lengths,
     find_picked,
+    find_vector,
     fixed_shape,
+    is_constant_along,
+    iterate_inputs,
 )
 from parallax.analysis.reading.batches.unclassified_constants import (
     ARRAYS,
@@ -53,7 +56,6 @@ _CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum
 _MEASURED = re.compile(r"(^|/)(Shape|Size|shape|size|shape_as_tensor)(_\d+)?$")
 """The names of constants that TensorFlow makes of the shape of a tensor, where that is known."""
 _COMPARES = ("Equal", "NotEqual")
-_JOINS = ("ConcatV2", "Pack")
 
 
 class BatchConstants:
@@ -65,13 +67,14 @@ class BatchConstants:
         losses: those of them that are differentiated.
         divisors: the constants that divide sums over the batch.
         length: of the batch.
-        batch: the tensor of which an axis is the batch, or which is its length; empty where the body of a function has
-            none.
+        find_batch: node -> the tensor of which an axis is the batch, or which is its length; empty where the body of a
+            function has none, or not all runs with the node read the same input.
         numbers: the classification of integers.
         measured: constant -> the tensor from which TensorFlow made it.
 
     Attributes:
         are_classified: whether all constants combined with the batch could be classified.
+        without_batch: the first node with such a constant for which there is no batch.
     """
 
     def __init__(
@@ -81,16 +84,18 @@ class BatchConstants:
         losses: Set[str],
         divisors: BatchDivisors,
         length: int,
-        batch: str,
+        find_batch: Callable[[str], str],
         numbers: IntegerClassifier,
         measured: Mapping[str, MeasuredTensor] = MappingProxyType({}),
     ) -> None:
         self._measured, self._divisors = measured, divisors
-        self._view, self._forward, self._losses, self._length, self._batch = view, forward, losses, length, batch
+        self._view, self._forward, self._losses, self._length = view, forward, losses, length
+        self._batch_of = find_batch
         self._changed: set[str] = set()
-        self._within = {node for node, branches in branches_of(view).items() if branches or not batch}
+        self._within = {node for node, branches in branches_of(view).items() if branches}
         self._numbers = numbers
         self.are_classified = True
+        self.without_batch = ""
 
     def change(self, inferred: GraphView, opened: GraphDef) -> bool:
         """Changes the constants of a graph that can be classified.
@@ -126,6 +131,15 @@ class BatchConstants:
         self.are_classified &= node not in self._within
         return node not in self._within
 
+    def _find_batch(self, node: str) -> str:
+        """The tensor from which a node outside loops and branches may take the batch length; empty if there is none."""
+        if not self._is_outside(node):
+            return ""
+        batch = self._batch_of(node)
+        if not batch:
+            self.are_classified, self.without_batch = False, self.without_batch or node
+        return batch
+
     def _change(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         if node.op == "Reshape":
             self._open_reshape(inferred, opened, node)
@@ -145,14 +159,6 @@ class BatchConstants:
             self._open_turns(inferred, opened, node)
         for slot, axis in self._iterate_conflicts(inferred, node):
             self.open_input(opened, node, slot, axis)
-
-    def _iterate_inputs(self, inferred: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:
-        """For each input: its number, its shape for the fixed batch, and its open axis."""
-        now = inferred.inputs(node.name)
-        for slot, tensor in enumerate(self._view.inputs(node.name)):
-            fixed = fixed_shape(self._view, tensor)
-            if fixed is not None:
-                yield slot, fixed, find_open_axis(self._view, inferred, now[slot])
 
     def _open_reshape(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         fixed = fixed_shape(self._view, self._view.inputs(node.name)[0])
@@ -227,7 +233,7 @@ class BatchConstants:
             return
         for counted, limit in (pair, pair[::-1]):
             number, most = self._view.constant(self._view.inputs(counted.name)[1]), inferred.inputs(limit.name)[1]
-            is_open = most == self._batch or f"{node_of(most)}@0" in self._changed
+            is_open = most == self._batch_of(counted.name) or f"{node_of(most)}@0" in self._changed
             is_alike = inferred.dtype(most) == self._view.dtype(self._view.inputs(counted.name)[1])
             if number is not None and is_open and is_alike and self._numbers.find_factor(int(number)):
                 self._changed.add(counted.name)
@@ -239,42 +245,32 @@ class BatchConstants:
         fixed = fixed_shape(self._view, self._view.inputs(node.name)[0])
         length = fixed[axis] if fixed is not None and axis is not None else 0
         for slot in CUTS[node.op] if length and length % self._length == 0 else ():
-            bounds = self._value(inferred, inferred.inputs(node.name)[slot])
+            bounds = find_vector(inferred, inferred.inputs(node.name)[slot])
             place = int(bounds[axis]) if bounds is not None and axis is not None and len(bounds) > axis else 0
             if bounds is None or axis is None or place not in (length, self._length):
                 continue
-            if self._is_outside(node.name):
+            if batch := self._find_batch(node.name):
                 self._changed.add(node.name)
                 name = f"{node.name}/{slot}"
-                node.input[slot] = add_shape(opened, self._batch, name, bounds, axis, place // self._length)
-
-    def _value(self, inferred: GraphView, tensor: str) -> Array | None:
-        """A constant, or a vector of constants from a Pack or a ConcatV2."""
-        node = node_of(tensor)
-        if inferred.op(node) not in _JOINS:
-            return inferred.constant(tensor)
-        parts = [inferred.constant(part) for part in inferred.inputs(node)]
-        known = [part for part in parts[: len(parts) - (inferred.op(node) == "ConcatV2")] if part is not None]
-        is_vector = len(known) + (inferred.op(node) == "ConcatV2") == len(parts) and all(one.ndim < 2 for one in known)
-        return np.concatenate([np.reshape(one, [-1]) for one in known]) if is_vector else None
+                node.input[slot] = add_shape(opened, batch, name, bounds, axis, place // self._length)
 
     def _open_divisor(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         factor = self._divisors.find_factor(inferred, node.name)
-        if factor and self._is_outside(node.name):
+        if factor and (batch := self._find_batch(node.name)):
             self._changed.add(node.name)
             dtype, is_reciprocal = inferred.dtype(f"{node.name}:0"), node.op in MULTIPLIES
-            node.input[1] = add_length(opened, self._batch, node.name, dtype, factor, is_reciprocal)
+            node.input[1] = add_length(opened, batch, node.name, dtype, factor, is_reciprocal)
 
     def _iterate_conflicts(self, inferred: GraphView, node: NodeDef) -> Iterator[tuple[int, int]]:
         """(input, axis) of tensors that are combined with the batch along that axis and have the fixed length."""
-        taken = list(self._iterate_inputs(inferred, node))
+        taken = list(iterate_inputs(self._view, inferred, node))
         made = fixed_shape(self._view, f"{node.name}:0")
         begun = [(fixed, axis) for _, fixed, axis in taken if axis is not None]
         if not begun or made is None or node.op in _CONTRACTS:
             return
         (fixed, axis) = max(begun, key=lambda one: len(one[0]))
         from_right = len(fixed) - axis
-        is_broadcast = node.op in _JOINS or broadcast_dims([one for _, one, _ in taken]) == made
+        is_broadcast = node.op in JOINS or broadcast_dims([one for _, one, _ in taken]) == made
         is_shape = find_shape_slots(node.op)
         for slot, other, is_open in taken:
             if is_shape[slot : slot + 1] == (True,):
@@ -292,15 +288,15 @@ class BatchConstants:
         by_name = {one.name: one for one in opened.node}
         if self._view.op(maker) == "Const":
             value = self._view.constant(self._view.inputs(node.name)[slot])
-            if value is None or value.shape[axis] % self._length or not _is_constant_along(value, axis):
+            if value is None or value.shape[axis] % self._length or not is_constant_along(value, axis):
                 self.are_classified = False
                 return
-            if not self._is_outside(node.name):
+            if f"{node.name}@{slot}" in self._changed or not (batch := self._find_batch(node.name)):
                 return
             self._changed.add(f"{node.name}@{slot}")
             name = f"{node.name}/{slot}"
             row, factor = np.take(value, [0], axis), value.shape[axis] // self._length
-            node.input[slot] = add_rows(opened, self._batch, name, row, axis, value.shape, factor)
+            node.input[slot] = add_rows(opened, batch, name, row, axis, value.shape, factor)
         elif shape_slot is not None:
             self._open_maker(opened, by_name[maker], shape_slot, axis)
 
@@ -308,17 +304,17 @@ class BatchConstants:
         """Makes the producer of a tensor of a given shape use the batch's length along an axis."""
         if maker.name in self._changed:
             return
-        shape = self._value(self._view, self._view.inputs(maker.name)[slot])
+        shape = find_vector(self._view, self._view.inputs(maker.name)[slot])
         if shape is None or (maker.op == "Tile" and shape[axis] == 1):
             return  # its constant inputs are opened or left separately
         if shape[axis] <= 0 or shape[axis] % self._length:
             self.are_classified = False
             return
-        if not self._is_outside(maker.name):
+        if not (batch := self._find_batch(maker.name)):
             return
         self._changed.add(maker.name)
         factor = int(shape[axis]) // self._length
-        maker.input[slot] = add_shape(opened, self._batch, maker.name, shape, axis, factor)
+        maker.input[slot] = add_shape(opened, batch, maker.name, shape, axis, factor)
 
     def _open_number(self, opened: GraphDef, node: NodeDef) -> None:
         """Replaces an integer input that must be the batch length with that length."""
@@ -331,9 +327,9 @@ class BatchConstants:
             return
         find_factor = self._numbers.find_factor_of_scalar if node.op == "Cast" else self._numbers.find_factor
         factor = find_factor(int(number))
-        if factor and self._is_outside(node_of(tensor)):
+        if factor and self._is_outside(node_of(tensor)) and (batch := self._find_batch(node.name)):
             self._changed.add(f"{node.name}@{slot}")
-            node.input[slot] = add_length(opened, self._batch, node.name, self._view.dtype(tensor), factor)
+            node.input[slot] = add_length(opened, batch, node.name, self._view.dtype(tensor), factor)
 
     def _open_measured(self, inferred: GraphView, opened: GraphDef, constant: str) -> None:
         """Computes a constant again from its tensor where the tensor's shape is open or unknown."""
@@ -352,7 +348,7 @@ class BatchConstants:
         if maker.name in self._changed:
             return
         if maker.op in SHAPE_SLOT:
-            shape = self._value(self._view, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
+            shape = find_vector(self._view, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
             axis = self._numbers.find_axis(shape) if shape is not None and shape.ndim == 1 else None
             if axis is not None:
                 self._open_maker(opened, maker, SHAPE_SLOT[maker.op], axis)
@@ -364,25 +360,32 @@ class BatchConstants:
             axis = self._numbers.find_axis(np.asarray(value.shape)) if value is not None else None
             if value is None or axis is None or is_shape_alone(self._view, maker.name, self._forward):
                 return
-            self.are_classified &= _is_constant_along(value, axis)
-            if not _is_constant_along(value, axis) or not self._is_outside(maker.name):
+            self.are_classified &= is_constant_along(value, axis)
+            if not is_constant_along(value, axis) or not self._is_outside(maker.name):
                 return
             self._changed.add(maker.name)
+            if not (batch := self._batch_of(maker.name)):  # each reader takes it from an input of its own
+                by_name = {one.name: one for one in opened.node}
+                for edge in self._view.consumers(f"{maker.name}:0"):
+                    if edge.node in self._forward:
+                        self.open_input(opened, by_name[edge.node], edge.slot, axis)
+                return
             row, factor = np.take(value, [0], axis), value.shape[axis] // self._length
-            rows = add_rows(opened, self._batch, maker.name, row, axis, tuple(value.shape), factor)
+            rows = add_rows(opened, batch, maker.name, row, axis, tuple(value.shape), factor)
             self._replace(opened, maker.name, rows)
 
     def _open_shape_constant(self, opened: GraphDef, maker: NodeDef, value: Array) -> None:
         """Puts the batch length into a constant that TensorFlow made of the shape of a tensor."""
         axis = self._numbers.find_axis(np.reshape(value, [-1])) if value.ndim < 2 else None
-        if axis is None or maker.name in self._within:
+        batch = self._batch_of(maker.name) if maker.name not in self._within else ""
+        if axis is None or not batch:
             return
         self._changed.add(maker.name)
         factor = int(np.reshape(value, [-1])[axis]) // self._length
         if value.ndim == 0:
-            made = add_length(opened, self._batch, maker.name, self._view.dtype(f"{maker.name}:0"), factor)
+            made = add_length(opened, batch, maker.name, self._view.dtype(f"{maker.name}:0"), factor)
         else:
-            made = add_shape(opened, self._batch, maker.name, value, axis, factor)
+            made = add_shape(opened, batch, maker.name, value, axis, factor)
         self._replace(opened, maker.name, made, axis)
 
     def _replace(self, opened: GraphDef, constant: str, made: str, axis: int = 0) -> None:
@@ -394,7 +397,3 @@ class BatchConstants:
                         self._changed.add(f"{node.name}@{slot}")
                         continue
                     node.input[slot] = made
-
-
-def _is_constant_along(value: Array, axis: int) -> bool:
-    return bool(np.all(value == np.take(value, [0], axis)))

@@ -6,7 +6,7 @@ examples. A divisor of a mean over the batch is an unrelated constant. The same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
 
 import numpy as np
@@ -66,13 +66,15 @@ class BatchDivisors:
         self._divided.add(node)
         return factor
 
-    def open_divisors(self, inferred: GraphView, opened: GraphDef, batch: str, outside: Set[str]) -> None:
+    def open_divisors(
+        self, inferred: GraphView, opened: GraphDef, find_batch: Callable[[str], str], outside: Set[str]
+    ) -> None:
         """Replaces the fixed length in divisors of gradients of a sum over the batch with the open one.
 
         Args:
             inferred: the graph with an open batch, without some nodes.
             opened: the graph with an open batch, which is modified.
-            batch: the batch tensor of open length.
+            find_batch: node -> a batch tensor of open length; empty if there is none.
             outside: the nodes that are missing in `inferred`.
         """
         by_name = {one.name: one for one in opened.node}
@@ -92,6 +94,9 @@ class BatchDivisors:
             if degree is None or degree < 1:
                 continue
             if self._view.op(node) in MULTIPLIES:  # a learning rate may equal it
+                self.are_classified = False
+                continue
+            if not (batch := find_batch(node)):
                 self.are_classified = False
                 continue
             dtype = self._view.dtype(f"{node}:0")

@@ -189,7 +189,7 @@ class OpenBodies:
         batch = self._find_batch(view, arguments, shapes) if length is None else arguments[length]
         every = frozenset(nodes)
         divisors = BatchDivisors(view, every, every, self._length, numbers)
-        constants = BatchConstants(view, every, every, divisors, self._length, batch, numbers)
+        constants = BatchConstants(view, every, every, divisors, self._length, lambda node: batch, numbers)
         inner = OpenBodies(view, self._length, numbers)
         seen = infer_shapes(body)
         is_settled, passes = False, 0

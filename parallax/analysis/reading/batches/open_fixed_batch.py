@@ -19,6 +19,7 @@ from parallax.analysis.reading.batches.batch_degrees import gradients_of
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.find_open_batches import SOURCES, is_assigned
+from parallax.analysis.reading.batches.length_sources import LengthSources
 from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.batches.replaced_gradients import replace_gradients
@@ -33,6 +34,7 @@ from parallax.graph.view import GraphView, node_of
 SCOPE = "parallax_opened"
 _UNKNOWN = "constants of that size may be the batch size or a layer width"
 _UNKNOWN_OF = "a constant that op {!r} takes may be the batch size, be computed from it, or be unrelated"
+_UNREAD = "op {!r} would take the batch size from an input that not all of its runs read"
 _MOST_PASSES, _MOST_LETTERS = 12, 120
 _REFERENCES = ("VariableV2", "Variable")
 _LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
@@ -104,14 +106,15 @@ def open_fixed_batch(
         )
         numbers = IntegerClassifier(view, forward, length)
         names = {tensor: f"{SCOPE}_{number}:0" for number, tensor in enumerate(sources)}
+        inputs = LengthSources(view, names, autodiff)
         measured = {
             constant: one._replace(tensor=names.get(one.tensor, one.tensor))
             for constant, one in measured.items()
-            if constant in needed
+            if constant in needed and inputs.are_read(one.tensor, constant)
         }
-        parts, batch = (forward & needed, losses & forward), f"{SCOPE}_0:0"
+        parts = forward & needed, losses & forward
         divisors = BatchDivisors(view, *parts, length, numbers, gradients_of(records, names))
-        constants = BatchConstants(view, *parts, divisors, length, batch, numbers, measured)
+        constants = BatchConstants(view, *parts, divisors, length, inputs.find, numbers, measured)
         bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in parts[0]]
         outside = view.nodes.keys() - needed
         for _ in range(_MOST_PASSES):
@@ -125,13 +128,15 @@ def open_fixed_batch(
                 is_classified = is_classified and not UnclassifiedConstants(
                     view, forward, numbers, set()
                 ).are_of_gradients(delivered)
-                divisors.open_divisors(seen, opened, batch, outside & forward)
+                divisors.open_divisors(seen, opened, inputs.find, outside & forward)
                 is_classified = is_classified and divisors.are_classified
                 if opened.SerializeToString(deterministic=True) != before:  # shapes do not depend on anything else
                     graph = _import_graph(opened, outside, contexts)
                 if is_classified and not contexts.are_none:
                     is_classified = is_complete(graph, GraphView(opened).ancestors(losses) - autodiff)
                 derived = _derive_gradients(view, graph, opened, outside, records) if is_classified else None
+                if constants.without_batch and derived is None:
+                    return f"{fixed}, since {_UNREAD.format(constants.without_batch)}"
                 return derived or f"{fixed}, since {_UNKNOWN_OF.format(left) if left else _UNKNOWN}"
         return f"{fixed} in {_MOST_PASSES} passes"
     except _NOT_DERIVED as error:

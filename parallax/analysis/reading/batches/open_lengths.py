@@ -10,11 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from parallax.analysis.reading.batches.batch_lengths import Dims
+from parallax.base.types import Array, NodeDef
 from parallax.graph.view import GraphView, node_of
 
 _REGROUPS = ("Reshape", "Tile")
 """The ops that derive a multiple of the batch length from another one; results of others have another meaning."""
 
+JOINS = ("ConcatV2", "Pack")
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")
 
 
@@ -112,3 +114,28 @@ def _find_sizes(dims: Dims, axis: int) -> Iterator[int]:
 def _is_open(inferred: GraphView, tensor: str) -> bool:
     shape = inferred.shape(tensor)
     return node_of(tensor) in inferred.nodes and shape is not None and None in shape
+
+
+def find_vector(inferred: GraphView, tensor: str) -> Array | None:
+    """A constant, or a vector of constants from a Pack or a ConcatV2."""
+    node = node_of(tensor)
+    if inferred.op(node) not in JOINS:
+        return inferred.constant(tensor)
+    parts = [inferred.constant(part) for part in inferred.inputs(node)]
+    known = [part for part in parts[: len(parts) - (inferred.op(node) == "ConcatV2")] if part is not None]
+    is_vector = len(known) + (inferred.op(node) == "ConcatV2") == len(parts) and all(one.ndim < 2 for one in known)
+    return np.concatenate([np.reshape(one, [-1]) for one in known]) if is_vector else None
+
+
+def is_constant_along(value: Array, axis: int) -> bool:
+    """Whether all entries along an axis are equal."""
+    return bool(np.all(value == np.take(value, [0], axis)))
+
+
+def iterate_inputs(view: GraphView, inferred: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:
+    """For each input of a node: its number, its shape for the fixed batch, and its open axis."""
+    now = inferred.inputs(node.name)
+    for slot, tensor in enumerate(view.inputs(node.name)):
+        fixed = fixed_shape(view, tensor)
+        if fixed is not None:
+            yield slot, fixed, find_open_axis(view, inferred, now[slot])
