@@ -134,8 +134,8 @@ MUTANTS = (
     Mutant(
         "a sum is divided by the fixed batch length of a worker",
         "analysis/reading/batches/batch_constants.py",
-        "        if factor and self._is_outside(node.name):",
-        "        if False and self._is_outside(node.name):",
+        "        if factor and (batch := self._find_batch(node.name)):",
+        "        if False and (batch := self._find_batch(node.name)):",
         (*MIXED, "-k", "fixed_batch"),
     ),
     Mutant(
