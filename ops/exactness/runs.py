@@ -44,7 +44,10 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A program's graphs for a worker's batch and for the global batch, and each worker's batch of each step."""
+    """A program's graphs for a worker's batch and for the global batch, and each worker's batch of each step.
+
+    `needed` has the nodes that each of the ops depends on in the script's graph: a run is fed no other placeholders.
+    """
 
     script: Script
     graph: Any
@@ -52,6 +55,7 @@ class Built:
     whole: Any
     whole_ops: list[Any]
     batches: list[list[dict[str, Any]]]
+    needed: list[set[str]]
 
     @staticmethod
     def of(source: str | Script, are_uneven: bool = False) -> Built:
@@ -59,7 +63,10 @@ class Built:
         script = Script.load(source) if isinstance(source, str) else source
         graph, ops = script.graph(script.rows)
         whole, whole_ops = (graph, ops) if script.is_open else script.graph(script.rows * script.workers)
-        return Built(script, graph, ops, whole, whole_ops, script.batches(len(ops), are_uneven and script.is_open))
+        view = GraphView(graph.as_graph_def(add_shapes=True))
+        needed = [view.ancestors([op.name]) for op in ops]
+        batches = script.batches(len(ops), are_uneven and script.is_open)
+        return Built(script, graph, ops, whole, whole_ops, batches, needed)
 
     def trained(self) -> frozenset[str]:
         """Returns the names of trained variables."""
@@ -110,7 +117,8 @@ def train_one_process(
         initial = dict(zip(reads, session.run(list(reads.values())), strict=True))
         for step, batches in enumerate(built.batches):
             turn = step % len(built.ops)
-            values = session.run([built.whole_ops[turn].name, *tensors[turn]], fed(graph, concatenate_batches(batches)))
+            feeds = fed(concatenate_batches(batches), built.needed[turn])
+            values = session.run([built.whole_ops[turn].name, *tensors[turn]], feeds)
             seen.append(dict(zip(tensors[turn], values[1:], strict=True)))
         last = dict(zip(reads, session.run(list(reads.values())), strict=True))
     if not all(map(_has_finite_squares, last.values())):
@@ -143,7 +151,7 @@ def train_workers(built: Built, analysed: AnalysedGraph, made: list[WorkerGraph]
         job.run_ops([list(one.counter_initializers) for one in made])
         for step, batches in enumerate(built.batches):
             turn = step % len(ops)
-            given = [fed(built.graph, batch) for batch in batches]
+            given = [fed(batch, built.needed[turn]) for batch in batches]
             for rank, values in zip(ranks, job.run([ops[turn]], given, tensors[turn]), strict=True):
                 seen[rank].append(dict(zip(tensors[turn][rank], values[1:], strict=True)))
         last = job.run(list(reads.values()), [{}] * len(made))

@@ -7,7 +7,7 @@ graph and returns the ops to run in turn. OPTIMIZES = False disables TensorFlow'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,19 +123,11 @@ def _concatenate_values(values: Sequence[Any]) -> Any:
     return _Sparse(places, np.concatenate([found for _, found, _ in values]), np.array(whole))
 
 
-def fed(graph: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a batch that the graph has placeholders for, by tensor."""
+def fed(batch: dict[str, Any], needed: Set[str]) -> dict[str, Any]:
+    """Returns the part of a batch that a run needs, by tensor; `needed` are the nodes of the graph that it runs."""
     parts: dict[str, Any] = {}
     for name, value in batch.items():
         is_sparse = isinstance(value, _Sparse)
         names = [f"{name}/{part}" for part in ("indices", "values", "shape")] if is_sparse else [name]
         parts.update(zip(names, value if is_sparse else [value], strict=True))
-    return {f"{name}:0": value for name, value in parts.items() if _has(graph, name)}
-
-
-def _has(graph: Any, name: str) -> bool:
-    try:
-        graph.get_operation_by_name(name)
-    except KeyError:
-        return False
-    return True
+    return {f"{name}:0": value for name, value in parts.items() if name in needed}
