@@ -490,3 +490,19 @@ def test_a_constant_of_updates_with_different_inputs_is_as_long_as_each() -> Non
     feeds = {"x": lambda rng, rows: rng.randn(rows, 3), "z": lambda rng, rows: rng.randn(rows, 4)}
     found = tried(build, feeds, is_open=False)
     assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
+def test_a_prediction_needs_no_labels() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        labels = v1.placeholder(tf.float32, [6, 1], name="labels")
+        words = v1.placeholder(tf.float32, [6, 5, 3], name="words")
+        state, w = tf.zeros([6, 4]), v1.get_variable("w", [7, 4])
+        for time in range(5):
+            state = tf.tanh(tf.concat([words[:, time], state], 1) @ w)
+        predictions = tf.identity(state @ v1.get_variable("v", [4, 1]), name="predictions")
+        loss = tf.reduce_sum(tf.square(predictions - labels)) / 6
+        v1.train.AdamOptimizer(0.01).minimize(loss)
+    captured = analyse(graph).captured
+    needed = captured.view.ancestors(["predictions"])
+    assert captured.is_opened and "words" in needed and "labels" not in needed

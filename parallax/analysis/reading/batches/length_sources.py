@@ -23,15 +23,14 @@ class LengthSources:
     def __init__(self, view: GraphView, opened: Mapping[str, str], autodiff: Set[str]) -> None:
         self._opened = opened
         self._bits = {node: 1 << place for place, node in enumerate(dict.fromkeys(map(node_of, opened)))}
-        order, every = view.topological_order(), (1 << len(self._bits)) - 1
-        self._read, self._common = dict.fromkeys(order, 0), dict.fromkeys(order, every)
+        order = view.topological_order()
+        self._read = dict.fromkeys(order, 0)
         while self._spread_reads(view, order):  # once more for each level of loops
             pass
-        ends = {
-            node for node in order if self._read[node] and node not in autodiff and set(view.users(node)) <= autodiff
-        }
-        while self._spread_ends(view, order[::-1], ends):
-            pass
+        may_be_fetched = {node for node in order if self._read[node] and node not in autodiff}
+        self._read_by_fetches = self._intersect(view, order, may_be_fetched)
+        ends = {node for node in may_be_fetched if set(view.users(node)) <= autodiff}
+        self._read_by_ends = self._intersect(view, order, ends)
 
     def _spread_reads(self, view: GraphView, order: Sequence[str]) -> bool:
         """Adds to each node the sources that its inputs read; returns whether there were more."""
@@ -44,22 +43,28 @@ class LengthSources:
             self._read[node] = read
         return has_more
 
-    def _spread_ends(self, view: GraphView, order: Sequence[str], ends: Set[str]) -> bool:
-        """Leaves each node the sources that all ends behind it read; returns whether there were fewer."""
-        has_fewer = False
-        for node in order:
-            common = self._read[node] if node in ends else self._common[node]
-            for user in view.users(node):
-                common &= self._common[user]
-            has_fewer |= common != self._common[node]
-            self._common[node] = common
-        return has_fewer
+    def _intersect(self, view: GraphView, order: Sequence[str], ends: Set[str]) -> dict[str, int]:
+        """For each node the sources that all of `ends` read which depend on it."""
+        common = dict.fromkeys(order, (1 << len(self._bits)) - 1)
+        has_fewer = True
+        while has_fewer:
+            has_fewer = False
+            for node in reversed(order):
+                left = common[node] & self._read[node] if node in ends else common[node]
+                for user in view.users(node):
+                    left &= common[user]
+                has_fewer |= left != common[node]
+                common[node] = left
+        return common
 
     def find(self, node: str) -> str:
-        """The first source, with an open first dimension, that all runs with a node read; empty if there is none."""
-        common = self._common[node]
+        """A source, with an open first dimension, that all runs with a node read; empty if there is none.
+
+        Where possible one that any fetch reads which depends on the node and on a source, else any update.
+        """
+        common = self._read_by_fetches[node] or self._read_by_ends[node]
         return next((new for old, new in self._opened.items() if self._bits[node_of(old)] & common), "")
 
     def are_read(self, tensor: str, node: str) -> bool:
-        """Whether all runs with a node read the sources of a tensor."""
-        return not self._read.get(node_of(tensor), 0) & ~self._common[node]
+        """Whether all updates that depend on a node read the sources of a tensor."""
+        return not self._read.get(node_of(tensor), 0) & ~self._read_by_ends[node]
