@@ -216,7 +216,7 @@ def test_a_simulation_has_the_plans_in_stages(analysed, plan, tmp_path):
         assert size.throughput == pytest.approx(planned.num_replicas * 8 / size.step_s)
     larger = simulation_of(analysed, [HostKind()] * 2, config, True, WhatIf((4,), batch=2.0))
     assert larger.sizes[0].step_s == pytest.approx(2 * found.sizes[0].step_s, rel=0.05)
-    with pytest.raises(PlanError, match="multiple of the stages"):
+    with pytest.raises(PlanError, match="multiple of the number of stages"):
         simulation_of(analysed, [HostKind()] * 2, config, True, WhatIf((6,)))
 
 

@@ -113,7 +113,7 @@ def test_a_twins_steps_are_compared_with_the_shortest_one_alone_or_where_steps_o
     runs = [ran("parallax", 1.5), ran("parallax-overlap", 1.3), ran("tf-ps", 1.8)]
     twin = replace(race(2, 25_000_000, runs), device_s=1.0, shortest_s=1.2, overlapping_s=1.0)
     lines = table_text(results(twin)).splitlines()
-    assert "order of the graph: 1,200 ms alone, 1,000 ms where steps overlap" in lines[4]
+    assert "order of the graph: 1,200 ms alone, 1,000 ms if steps overlap" in lines[4]
     cells = [re.split(r" {2,}", line) for line in lines if line.startswith(("system", "parallax", "tf-ps"))]
     found = {row[0]: dict(zip(cells[0], row, strict=True))["x shortest"] for row in cells[1:]}
     assert found == {"parallax": "1.25", "parallax-overlap": "1.30", "tf-ps": "1.50"}

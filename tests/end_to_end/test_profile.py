@@ -76,7 +76,7 @@ def test_asynchronous_workers_are_profiled_at_the_end_with_fewer_steps_than_wish
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "--measure", "none/p.json", MODEL), "its folder does not exist. Name another"),
+        (("run", "--measure", "none/p.json", MODEL), "No such file or directory. Name another"),
         (("profile", "--cluster", "none.json", MODEL), "none.json: cannot read the profile"),
     ],
 )

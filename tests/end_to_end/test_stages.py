@@ -216,7 +216,7 @@ def test_a_check_looks_through_a_script_in_stages(start, tmp_path):
 
 
 REFUSED = [
-    (["--stages", "3"], "multiple of the stages"),
+    (["--stages", "3"], "multiple of the number of stages"),
     (["--stages", "nothing"], "must be an op of the forward pass"),
     (["--stages", "add_5,add_2,add_3"], "must be in the order of the forward pass"),
     (["--stages", "loss"], "The last stage must have an op"),

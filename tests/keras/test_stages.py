@@ -206,7 +206,7 @@ def test_cuts_are_named_by_layers():
     [
         (["dense_77"], 2, "the last layers are"),
         (["add2", "add0"], 3, "must be in the order of the forward pass"),
-        (3, 2, "multiple of the stages"),
+        (3, 2, "multiple of the number of stages"),
     ],
 )
 def test_cuts_that_cannot_be_are_refused(stages, workers, said):

@@ -143,7 +143,7 @@ def staged(graph: Any) -> None:
 
 
 def test_state_that_would_be_lost_is_refused_by_name() -> None:
-    with pytest.raises(TransformError, match="from run to run depends on what changes: kept_for_later"):
+    with pytest.raises(TransformError, match="depend on variables that the new plan moves: kept_for_later"):
         add_plan(made("allreduce", more=staged), {}, made("alltoall", more=staged), 2)
 
 

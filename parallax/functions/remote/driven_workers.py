@@ -84,7 +84,7 @@ class DrivenWorkers:
         if self._channel is not None and self.is_sound:
             self._is_sound = False
             with suppress(ChannelClosed):
-                RequestQueue(self._channel).call("meet")()
+                RequestQueue(self._channel).call("barrier")()
                 self._is_sound = True
         return self.is_sound
 

@@ -102,7 +102,7 @@ PLACES = {
     "making the folder": (tf.io.gfile, "makedirs"),
     "looking for what is left": (tf.io.gfile, "glob"),
     "writing": (writer, "run"),
-    "forcing to the disk": (writer, "settle"),
+    "forcing to the disk": (writer, "fsync_path"),
     "moving to the name": (tf.io.gfile, "rename"),
     "naming the latest": (writer, "become_latest"),
     "deleting older ones": (folder, "delete"),
