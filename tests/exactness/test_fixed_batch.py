@@ -477,19 +477,31 @@ def test_a_run_takes_no_element_that_the_script_does_not_take() -> None:
     assert (found.kind, found.message) == ("equal", "")
 
 
-def test_a_constant_of_updates_with_different_inputs_is_as_long_as_each() -> None:
-    def build(rows: int) -> list[Any]:
-        ones, updates = tf.ones([rows, 1]), []
-        for name, width in (("x", 3), ("z", 4)):
-            weights = v1.get_variable(f"of_{name}", [width, 1])
-            batch = v1.placeholder(tf.float32, [rows, width], name=name)
-            loss = tf.sqrt(tf.reduce_sum(tf.square(batch @ weights - ones)))
-            updates.append(v1.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[weights]))
-        return updates
+def two_updates(rows: int, target: Any) -> list[Any]:
+    """Updates with different inputs, whose predictions have one target."""
+    updates = []
+    for name, width in (("x", 3), ("z", 4)):
+        weights = v1.get_variable(f"of_{name}", [width, 1])
+        batch = v1.placeholder(tf.float32, [rows, width], name=name)
+        loss = tf.sqrt(tf.reduce_sum(tf.square(batch @ weights - target)))
+        updates.append(v1.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[weights]))
+    return updates
 
-    feeds = {"x": lambda rng, rows: rng.randn(rows, 3), "z": lambda rng, rows: rng.randn(rows, 4)}
-    found = tried(build, feeds, is_open=False)
+
+OF_TWO_UPDATES = {"x": lambda rng, rows: rng.randn(rows, 3), "z": lambda rng, rows: rng.randn(rows, 4)}
+
+
+def test_a_constant_of_updates_with_different_inputs_is_as_long_as_each() -> None:
+    found = tried(lambda rows: two_updates(rows, tf.ones([rows, 1])), OF_TWO_UPDATES, is_open=False)
     assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
+def test_a_batch_without_an_input_that_all_runs_read_is_kept_and_the_op_is_named() -> None:
+    def build(rows: int) -> list[Any]:
+        return two_updates(rows, tf.fill([rows, 1], v1.get_variable("target", [], trainable=False), name="targets"))
+
+    (note,) = tried(build, OF_TWO_UPDATES, is_open=False).notes
+    assert "since op 'targets' would take the batch size from an input that not all of its runs read" in note
 
 
 def test_a_prediction_needs_no_labels() -> None:
