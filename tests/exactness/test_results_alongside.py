@@ -115,3 +115,20 @@ def test_gradients_that_no_update_needs_do_not_keep_a_branch_from_being_gathered
         return v1.train.GradientDescentOptimizer(0.3).minimize(loss, global_step=step)
 
     assert tried(build, FEEDS, is_open=False).kind == "equal"
+
+
+def test_an_update_on_gathered_examples_needs_no_target_of_another_update() -> None:
+    """The offset of a worker's examples is exchanged once for all updates, and is not that of the first one's check."""
+
+    def build(rows: int | None) -> list[Any]:
+        x, y, z = (v1.placeholder(tf.float32, [rows, 3], name=name) for name in "xyz")
+        state = tf.math.cumulative_logsumexp(x @ v1.get_variable("w", [3, 3], trainable=False), 0)
+        updates = []
+        for name, target in (("a", y), ("b", z)):
+            weights = v1.get_variable(name, [3, 3])
+            loss = tf.reduce_mean(tf.square(state @ weights - target))
+            updates.append(v1.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[weights]))
+        return updates
+
+    found = tried(build, dict.fromkeys("xyz", lambda rng, rows: rng.randn(rows, 3)))
+    assert (found.kind, found.message) == ("equal", "")

@@ -31,6 +31,7 @@ class BatchWeight:
         count: the number of this worker's examples; a scalar of type int64.
         local: the number that it computes on, including a stand-in; a scalar of type int64.
         first: the number of examples of the preceding workers, a scalar of type int64; None where it must be exchanged.
+        unchecked: `count` without the check that other sources of the batch have its length, which reads them.
     """
 
     source: str
@@ -40,12 +41,13 @@ class BatchWeight:
     count: Tensor
     local: Tensor
     first: Tensor | None = None
+    unchecked: Tensor = None
 
     @staticmethod
     def of(source: str, count: Tensor, rows: Tensor, local: Tensor, first: Tensor | None = None) -> BatchWeight:
         """The share of `count` rows of `rows`, where a worker computes on `local` rows; scalars of type int64."""
         share = tf.math.divide_no_nan(tf.cast(count, tf.float64), tf.cast(rows, tf.float64))
-        return BatchWeight(source, rows, share, count > 0, count, local, first)
+        return BatchWeight(source, rows, share, count > 0, count, local, first, count)
 
     def weigh(self, tensor: Tensor) -> Tensor:
         """A tensor times the share."""

@@ -106,7 +106,7 @@ class _Build:
         self._offsets: dict[str, Tensor] = {}
         self._firsts: dict[str, Tensor] = {}
         self._columns = {one.node: one.columns for one in layouts.ranges}
-        self._dealt: dict[Length, _Dealt] = {}
+        self._dealt: dict[tuple[Length, str], _Dealt] = {}
 
     def change(self, change: Change) -> None:
         """Redirects the edges of a change to the tensor in its new layout."""
@@ -227,7 +227,7 @@ class _Build:
 
     def _find_dealt(self, part: ShardedAxis) -> _Dealt:
         """This worker's entries of an unevenly distributed axis."""
-        if part.factor not in self._dealt:
+        if (part.factor, part.batch) not in self._dealt:
             worker, weight = self._editor.worker, self._editor.batch_weights[part.batch]
             dealt = (
                 (tensor, one.axis) for tensor, one in self._layouts.sharded.items() if one.part.factor == part.factor
@@ -238,8 +238,8 @@ class _Build:
             every = self._editor.reducer.all_reduce(mine) if worker.size > 1 else mine
             total = tf.reduce_sum(every)
             first = tf.minimum(tf.reduce_sum(every[: worker.rank]), total - computed)
-            self._dealt[part.factor] = _Dealt(first, computed, weight.zero_uncounted(computed), total)
-        return self._dealt[part.factor]
+            self._dealt[part.factor, part.batch] = _Dealt(first, computed, weight.zero_uncounted(computed), total)
+        return self._dealt[part.factor, part.batch]
 
     def _keep_on_worker_0(self, tensor: Tensor) -> Tensor:
         """The tensor on worker 0 and zeros elsewhere; the open end keeps TensorFlow from folding the zeros."""
@@ -253,7 +253,7 @@ class _Build:
             return weight.first
         if weight.source not in self._offsets:
             worker = self._editor.worker
-            local_count = weight.count * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
+            local_count = weight.unchecked * tf.one_hot(worker.rank, worker.size, dtype=tf.int64)
             rows = self._editor.reducer.all_reduce(local_count) if worker.size > 1 else local_count
             self._offsets[weight.source] = tf.reduce_sum(rows[: worker.rank])
         return self._offsets[weight.source]

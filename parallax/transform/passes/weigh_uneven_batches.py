@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import tensorflow as tf
 
 from parallax.base.types import Tensor
@@ -74,7 +76,8 @@ def _with_equal_lengths(editor: Editor, batch: UnevenBatch, weight: BatchWeight)
     if not checks:
         return weight
     with tf.control_dependencies(checks):
-        return BatchWeight.of(weight.source, tf.identity(weight.count), weight.rows, weight.local, weight.first)
+        checked = BatchWeight.of(weight.source, tf.identity(weight.count), weight.rows, weight.local, weight.first)
+    return replace(checked, unchecked=weight.count)
 
 
 def _name_in_script(editor: Editor, batch: str) -> str:
