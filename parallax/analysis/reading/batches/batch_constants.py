@@ -131,9 +131,9 @@ class BatchConstants:
         self.are_classified &= node not in self._within
         return node not in self._within
 
-    def _find_batch(self, node: str) -> str:
-        """The tensor from which a node outside loops and branches may take the batch length; empty if there is none."""
-        if not self._is_outside(node):
+    def _find_batch(self, node: str, at: str = "") -> str:
+        """The tensor from which a node may take the batch length, `at` a node outside loops; empty if there is none."""
+        if not self._is_outside(at or node):
             return ""
         batch = self._batch_of(node)
         if not batch:
@@ -327,7 +327,7 @@ class BatchConstants:
             return
         find_factor = self._numbers.find_factor_of_scalar if node.op == "Cast" else self._numbers.find_factor
         factor = find_factor(int(number))
-        if factor and self._is_outside(node_of(tensor)) and (batch := self._find_batch(node.name)):
+        if factor and (batch := self._find_batch(node.name, at=node_of(tensor))):
             self._changed.add(f"{node.name}@{slot}")
             node.input[slot] = add_length(opened, batch, node.name, self._view.dtype(tensor), factor)
 

@@ -69,7 +69,7 @@ def find_open_lengths(view: GraphView, inferred: GraphView, forward: Set[str]) -
 
 
 def find_open_axis(view: GraphView, inferred: GraphView, tensor: str) -> int | None:
-    """The axis of a tensor that is open and has a known length in the graph for the fixed batch."""
+    """The first open axis of a tensor; None where it has none, or another rank in the graph for the fixed batch."""
     before = view.shape(tensor) if node_of(tensor) in view.nodes else inferred.shape(tensor)
     now = inferred.shape(tensor)
     if now is None or before is None or len(now) != len(before):

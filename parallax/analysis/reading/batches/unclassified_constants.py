@@ -136,15 +136,12 @@ class UnclassifiedConstants:
         """Whether a node slices along a batch axis whose fixed length determined the positions."""
         if inferred.op(node) not in CUTS:
             return False
-        tensor = inferred.inputs(node)[0]
-        axis = find_open_axis(self._view, inferred, tensor)
-        fixed = self._view.shape(tensor) if node_of(tensor) in self._view.nodes else None
-        return axis is not None and (fixed is None or fixed[axis] is not None)
+        return self._find_batch_axis(inferred, inferred.inputs(node)[0]) is not None
 
     def _has_place(self, inferred: GraphView, node: str) -> bool:
         """Whether a node takes examples by a number that may be computed from the batch length, as their last one."""
         op, inputs = inferred.op(node), inferred.inputs(node)
-        axis = find_open_axis(self._view, inferred, inputs[0]) if inputs else None
+        axis = self._find_batch_axis(inferred, inputs[0]) if inputs else None
         if op in CUTS and axis is not None:
             bounds = [found for slot in CUTS[op] if (found := inferred.constant(inputs[slot])) is not None]
             return any(self._numbers.is_place(int(found[axis])) for found in bounds if len(found) > axis)
@@ -161,6 +158,12 @@ class UnclassifiedConstants:
             made = self._view.shape(f"{node}:0") or ()
             return self._numbers.is_last(number) and any(n and self._numbers.may_be_length(n) for n in made)
         return self._numbers.is_last(number)
+
+    def _find_batch_axis(self, inferred: GraphView, tensor: str) -> int | None:
+        """The open axis of a tensor, unless the fixed graph has it too, as that of distinct ids."""
+        axis = find_open_axis(self._view, inferred, tensor)
+        fixed = self._view.shape(tensor) if node_of(tensor) in self._view.nodes else None
+        return axis if axis is None or fixed is None or fixed[axis] is not None else None
 
     def _find_axis(self, inferred: GraphView, node: str) -> int:
         """The axis along which a node takes, or parts, what it reads first; the first one where that is unknown."""
