@@ -477,6 +477,24 @@ def test_a_run_takes_no_element_that_the_script_does_not_take() -> None:
     assert (found.kind, found.message) == ("equal", "")
 
 
+def test_an_update_that_reads_no_input_needs_none() -> None:
+    def build(rows: int) -> list[Any]:
+        x, w, table = (
+            v1.placeholder(tf.float32, [rows, 3], name="x"),
+            v1.get_variable("w", [3]),
+            v1.get_variable("t", [8]),
+        )
+        token = tf.gather(table, tf.zeros_like(x[:, 0], tf.int32) + 2)
+        minimize = v1.train.AdagradOptimizer(0.1).minimize
+        return [
+            minimize(tf.sqrt(tf.reduce_sum(tf.square(tf.linalg.matvec(x, w) - 1.0))), var_list=[w]),
+            minimize(tf.reduce_mean(tf.square(token - 1.0)), var_list=[table]),
+        ]
+
+    found = tried(build, {"x": lambda rng, rows: rng.randn(rows, 3)}, is_open=False)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
 def two_updates(rows: int, target: Any) -> list[Any]:
     """Updates with different inputs, whose predictions have one target."""
     updates = []

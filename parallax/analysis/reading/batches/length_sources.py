@@ -18,6 +18,10 @@ class LengthSources:
         view: the graph for the fixed batch.
         opened: batch source -> the tensor that replaces it, with an open first dimension.
         autodiff: the nodes of autodiff, which are not fetched.
+
+    Attributes:
+        of_batches: the nodes that some fetch or update depends on which reads a source. A loss of constants alone has no
+            batch, whatever their length.
     """
 
     def __init__(self, view: GraphView, opened: Mapping[str, str], autodiff: Set[str]) -> None:
@@ -28,6 +32,7 @@ class LengthSources:
         while self._spread_reads(view, order):  # once more for each level of loops
             pass
         may_be_fetched = {node for node in order if self._read[node] and node not in autodiff}
+        self.of_batches = view.ancestors(may_be_fetched)
         self._read_by_fetches = self._intersect(view, order, may_be_fetched)
         ends = {node for node in may_be_fetched if set(view.users(node)) <= autodiff}
         self._read_by_ends = self._intersect(view, order, ends)
@@ -67,4 +72,4 @@ class LengthSources:
 
     def are_read(self, tensor: str, node: str) -> bool:
         """Whether all updates that depend on a node read the sources of a tensor."""
-        return not self._read.get(node_of(tensor), 0) & ~self._read_by_ends[node]
+        return node in self.of_batches and not self._read.get(node_of(tensor), 0) & ~self._read_by_ends[node]

@@ -112,7 +112,7 @@ def open_fixed_batch(
             for constant, one in measured.items()
             if constant in needed and inputs.are_read(one.tensor, constant)
         }
-        parts = forward & needed, losses & forward
+        parts = forward & needed & inputs.of_batches, losses & forward & inputs.of_batches
         divisors = BatchDivisors(view, *parts, length, numbers, gradients_of(records, names))
         constants = BatchConstants(view, *parts, divisors, length, inputs.find, numbers, measured)
         bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in parts[0]]
