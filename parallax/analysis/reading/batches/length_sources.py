@@ -20,8 +20,8 @@ class LengthSources:
         autodiff: the nodes of autodiff, which are not fetched.
 
     Attributes:
-        of_batches: the nodes that some fetch or update depends on which reads a source. A loss of constants alone has no
-            batch, whatever their length.
+        of_batches: the nodes on which a fetch or an update depends that reads a source. A loss of constants alone has
+            no batch, whatever their length.
     """
 
     def __init__(self, view: GraphView, opened: Mapping[str, str], autodiff: Set[str]) -> None:
