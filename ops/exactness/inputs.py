@@ -224,6 +224,23 @@ def _partitioned(d: Draft) -> None:
     d.new_row(f'tf.reshape(v1.nn.embedding_lookup({name}, {ids} % {rows}, partition_strategy="{strategy}"), [-1, 4])')
 
 
+def _from_state(d: Draft) -> None:
+    """A step from a state that a script may feed, as between the batches of a truncated recurrence."""
+    h, u, w, state = d.row(), d.weight(4, 4), d.weight(4, 4), d.name("state")
+    made = d.pick(
+        (
+            f'tf.zeros([n, 4], F, name="{state}")',
+            f'tf.fill([n, 4], tf.constant(0.1, F), name="{state}")',
+            f'tf.identity(tf.ones([n, 4], F), name="{state}")',
+            f'v1.placeholder_with_default(tf.zeros([n, 4], F), [rows, 4], name="{state}")',
+        )
+    )
+    if d.chance(0.6):
+        d.feeds[state] = "rng.randn(rows, 4)"
+    d.add(f"{state} = {made}", state)
+    d.new_row(f"tf.tanh({h} @ {u} + {state} @ {w})", h)
+
+
 def _positions(d: Draft) -> None:
     table, _ = d.table()
     h = d.row()
@@ -343,5 +360,6 @@ FEATURES: tuple[tuple[float, Production], ...] = (
     (5, _by_row),
     (1, _function),
     (1.5, _positions),
+    (1, _from_state),
     (0.7, _tied),
 )

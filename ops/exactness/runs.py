@@ -171,7 +171,8 @@ class JobInMemory:
         self._session, self._made = session, made
         self._views = [unfuse_view(one.graph_def) for one in made]
         self._stages = 1 if made[0].stages is None else made[0].stages.count
-        self._names = [Names(analysed.captured.view, one) for one in made]
+        captured = analysed.captured
+        self._names = [Names(captured.view, one, fixed=captured.fixed) for one in made]
         self._kept = [Accumulation(one.accumulate_steps) for one in made]
         self._met: set[tuple[tuple[frozenset[str], frozenset[str]], ...]] = set()
 

@@ -24,6 +24,9 @@ _ROW_ENDS = "_parallax_row_ends"
 _SPARSE = "_parallax_sparse"
 _OPENED, _SCRIPT = "_parallax_opened", "script/"
 """Prefixes of step names in scripts' graphs: steps that the analysis infers, as no front end has named them."""
+SUBSTITUTES = "parallax_opened/"
+"""Prefix of the nodes that compute a fixed batch's constants from the batch."""
+_SUBSTITUTE = "_parallax_substitute"
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
 FULL = "_parallax_full"
 _MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
@@ -71,6 +74,21 @@ def is_opened(node: NodeDef) -> bool:
 def fixed_length(node: NodeDef) -> int:
     """The number of examples of such a batch on each worker; 0 for any other node."""
     return int(node.attr[_OPENED].i) if _OPENED in node.attr else 0
+
+
+def mark_substitute(node: NodeDef, tensor: str) -> None:
+    """Marks a node as computing, from the batch, what some ops read in place of a tensor of the script's graph."""
+    node.attr[_SUBSTITUTE].s = tensor.encode()
+
+
+def find_substitutes(view: GraphView) -> dict[str, tuple[str, ...]]:
+    """Tensor of the script's graph -> the tensors that some ops read in its place; not those of bodies of functions."""
+    substitutes: dict[str, tuple[str, ...]] = {}
+    for name, node in view.nodes.items():
+        if _SUBSTITUTE in node.attr and name.startswith(SUBSTITUTES):
+            tensor = node.attr[_SUBSTITUTE].s.decode()
+            substitutes[tensor] = (*substitutes.get(tensor, ()), f"{name}:0")
+    return substitutes
 
 
 def mark_full(placeholder: Tensor, examples: int) -> None:

@@ -238,7 +238,8 @@ def _context(graph: Graph, made: _WorkerSetup, members: ProcessGroup, watch: Hea
     """Opens the channels of the exchanges, and returns the context of this worker's runs."""
     open_channels(made.worker_graph.graph_def, members.teams, made.plan.sums)
     stages = None if members.stages_comm is None else StageValues(open_stages(members.stages_comm))
-    analysed, names = made.analysed, Names(made.analysed.captured.view, made.worker_graph)
+    analysed, captured = made.analysed, made.analysed.captured
+    names = Names(captured.view, made.worker_graph, fixed=captured.fixed)
     worker = WorkerContext(graph, names, watch, analysed, stages=stages)
     worker.follow(made.plan, made.worker_graph)
     return worker

@@ -123,8 +123,8 @@ class ChangeOver:
         if refusal or new is None or added is None:
             return PlanChangeResult(refusal)
         moved_bytes = self._move(added, stored, places, plan.sums)
-        view = self._analysed.captured.view
-        self._worker.names = Names(view, added.worker_graph, added.names)
+        captured = self._analysed.captured
+        self._worker.names = Names(captured.view, added.worker_graph, added.names, captured.fixed)
         if self._worker.plan is not None:
             self._worker.changes.append((steps, self._worker.plan))
         self._worker.follow(plan, added.worker_graph)

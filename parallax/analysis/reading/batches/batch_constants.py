@@ -26,6 +26,7 @@ from parallax.analysis.reading.batches.batch_lengths import (
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.open_lengths import (
     JOINS,
+    SHAPE_SLOT,
     broadcast_dims,
     find_open_axis,
     find_open_lengths,
@@ -42,7 +43,6 @@ from parallax.analysis.reading.batches.unclassified_constants import (
     LENGTH_SLOT,
     LISTS,
     MULTIPLIES,
-    SHAPE_SLOT,
     UnclassifiedConstants,
     find_shape_slots,
     is_shape_alone,
@@ -251,15 +251,15 @@ class BatchConstants:
                 continue
             if batch := self._find_batch(node.name):
                 self._changed.add(node.name)
-                name = f"{node.name}/{slot}"
-                node.input[slot] = add_shape(opened, batch, name, bounds, axis, place // self._length)
+                name, tensor = f"{node.name}/{slot}", self._view.inputs(node.name)[slot]
+                node.input[slot] = add_shape(opened, batch, name, bounds, axis, place // self._length, tensor)
 
     def _open_divisor(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         factor = self._divisors.find_factor(inferred, node.name)
         if factor and (batch := self._find_batch(node.name)):
             self._changed.add(node.name)
-            dtype, is_reciprocal = inferred.dtype(f"{node.name}:0"), node.op in MULTIPLIES
-            node.input[1] = add_length(opened, batch, node.name, dtype, factor, is_reciprocal)
+            dtype, tensor = inferred.dtype(f"{node.name}:0"), self._view.inputs(node.name)[1]
+            node.input[1] = add_length(opened, batch, node.name, dtype, tensor, factor, node.op in MULTIPLIES)
 
     def _iterate_conflicts(self, inferred: GraphView, node: NodeDef) -> Iterator[tuple[int, int]]:
         """(input, axis) of tensors that are combined with the batch along that axis and have the fixed length."""
@@ -287,16 +287,15 @@ class BatchConstants:
         shape_slot = SHAPE_SLOT.get(self._view.op(maker))
         by_name = {one.name: one for one in opened.node}
         if self._view.op(maker) == "Const":
-            value = self._view.constant(self._view.inputs(node.name)[slot])
+            value = self._view.constant(tensor := self._view.inputs(node.name)[slot])
             if value is None or value.shape[axis] % self._length or not is_constant_along(value, axis):
                 self.are_classified = False
                 return
             if f"{node.name}@{slot}" in self._changed or not (batch := self._find_batch(node.name)):
                 return
             self._changed.add(f"{node.name}@{slot}")
-            name = f"{node.name}/{slot}"
-            row, factor = np.take(value, [0], axis), value.shape[axis] // self._length
-            node.input[slot] = add_rows(opened, batch, name, row, axis, value.shape, factor)
+            row, factor, name = np.take(value, [0], axis), value.shape[axis] // self._length, f"{node.name}/{slot}"
+            node.input[slot] = add_rows(opened, batch, name, row, axis, value.shape, factor, tensor)
         elif shape_slot is not None:
             self._open_maker(opened, by_name[maker], shape_slot, axis)
 
@@ -313,8 +312,8 @@ class BatchConstants:
         if not (batch := self._find_batch(maker.name)):
             return
         self._changed.add(maker.name)
-        factor = int(shape[axis]) // self._length
-        maker.input[slot] = add_shape(opened, batch, maker.name, shape, axis, factor)
+        factor, tensor = int(shape[axis]) // self._length, self._view.inputs(maker.name)[slot]
+        maker.input[slot] = add_shape(opened, batch, maker.name, shape, axis, factor, tensor)
 
     def _open_number(self, opened: GraphDef, node: NodeDef) -> None:
         """Replaces an integer input that must be the batch length with that length."""
@@ -329,7 +328,7 @@ class BatchConstants:
         factor = find_factor(int(number))
         if factor and (batch := self._find_batch(node.name, at=node_of(tensor))):
             self._changed.add(f"{node.name}@{slot}")
-            node.input[slot] = add_length(opened, batch, node.name, self._view.dtype(tensor), factor)
+            node.input[slot] = add_length(opened, batch, node.name, self._view.dtype(tensor), tensor, factor)
 
     def _open_measured(self, inferred: GraphView, opened: GraphDef, constant: str) -> None:
         """Computes a constant again from its tensor where the tensor's shape is open or unknown."""
@@ -371,7 +370,7 @@ class BatchConstants:
                         self.open_input(opened, by_name[edge.node], edge.slot, axis)
                 return
             row, factor = np.take(value, [0], axis), value.shape[axis] // self._length
-            rows = add_rows(opened, batch, maker.name, row, axis, tuple(value.shape), factor)
+            rows = add_rows(opened, batch, maker.name, row, axis, value.shape, factor, f"{maker.name}:0")
             self._replace(opened, maker.name, rows)
 
     def _open_shape_constant(self, opened: GraphDef, maker: NodeDef, value: Array) -> None:
@@ -381,11 +380,11 @@ class BatchConstants:
         if axis is None or not batch:
             return
         self._changed.add(maker.name)
-        factor = int(np.reshape(value, [-1])[axis]) // self._length
+        factor, tensor = int(np.reshape(value, [-1])[axis]) // self._length, f"{maker.name}:0"
         if value.ndim == 0:
-            made = add_length(opened, batch, maker.name, self._view.dtype(f"{maker.name}:0"), factor)
+            made = add_length(opened, batch, maker.name, self._view.dtype(tensor), tensor, factor)
         else:
-            made = add_shape(opened, batch, maker.name, value, axis, factor)
+            made = add_shape(opened, batch, maker.name, value, axis, factor, tensor)
         self._replace(opened, maker.name, made, axis)
 
     def _replace(self, opened: GraphDef, constant: str, made: str, axis: int = 0) -> None:

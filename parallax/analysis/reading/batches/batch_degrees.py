@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
-from parallax.analysis.reading.batches.open_lengths import find_open_axis
+from parallax.analysis.reading.batches.open_lengths import SHAPE_SLOT, find_open_axis
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord
 from parallax.graph.view import GraphView, node_of
 
 AS_FIRST = """
-    Abs BatchToSpaceND BroadcastTo Cast EnsureShape ExpandDims Gather GatherV2 Identity MirrorPad Neg Pad
+    Abs BatchToSpaceND BroadcastTo Cast EnsureShape ExpandDims Fill Gather GatherV2 Identity MirrorPad Neg Pad
     PlaceholderWithDefault PreventGradient Relu Reshape Reverse ReverseV2 Roll Slice Snapshot SpaceToBatchND Squeeze
     StopGradient StridedSlice Switch Tile Transpose
     """.split()
-"""Ops whose results grow as their first input does; the others are shapes and indices."""
+"""Ops whose results grow as the first input does that is no shape; the others are indices."""
 AS_MOST = """
     Add AddN AddV2 BiasAdd ConcatV2 Maximum Merge Minimum Pack Select SelectV2 Sub Unpack
     """.split()
@@ -142,7 +142,7 @@ class BatchDegrees:
 
     def _find_degree_of(self, node: str) -> float | None:
         seen, op = self._inferred, self._inferred.op(node)
-        inputs = seen.inputs(node)
+        inputs = [tensor for slot, tensor in enumerate(seen.inputs(node)) if slot != SHAPE_SLOT.get(op)]
         if not inputs or not self._is_forward(node):
             return None if inputs else 0.0
         known = [self._degrees.get(tensor, 0.0) for tensor in inputs]  # an iteration of a loop is not known before it

@@ -100,7 +100,7 @@ class BatchDivisors:
                 self.are_classified = False
                 continue
             dtype = self._view.dtype(f"{node}:0")
-            by_name[node].input[1] = add_length(opened, batch, node, dtype, 1)
+            by_name[node].input[1] = add_length(opened, batch, node, dtype, self._view.inputs(node)[1])
 
     def _find_scaled(self, node: str) -> int | None:
         """The input of a node that is divided by a possible batch length, or multiplied by its reciprocal."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.base.types import Array, GraphDef
+from parallax.graph.batches import SUBSTITUTES, mark_substitute
 from parallax.graph.view import node_of, tensor_name
 
 Dims = tuple[int, ...]
@@ -19,13 +20,13 @@ def add_constant(opened: GraphDef, name: str, value: Array, instead: str) -> str
     """A constant that replaces another one, in the same loops and branches; returns its tensor, like all others."""
     with tf.Graph().as_default() as graph:
         tf.constant(value, name="value")
-    made = _move_in(opened, graph.as_graph_def(), "", name)
+    made = _move_in(opened, graph.as_graph_def(), "", name, tensor_name(instead))
     before = next(one for one in opened.node if one.name == node_of(tensor_name(instead)))
     opened.node[-1].input.extend(waited for waited in before.input if waited.startswith("^"))
     return made
 
 
-def add_shape(opened: GraphDef, batch: str, name: str, requested: Array, axis: int, factor: int) -> str:
+def add_shape(opened: GraphDef, batch: str, name: str, requested: Array, axis: int, factor: int, instead: str) -> str:
     """A vector of lengths, of which one is a multiple of the batch's.
 
     Args:
@@ -35,6 +36,7 @@ def add_shape(opened: GraphDef, batch: str, name: str, requested: Array, axis: i
         requested: the vector for the fixed batch.
         axis: the index of the entry.
         factor: its ratio to the batch length.
+        instead: the tensor of the fixed graph that some ops read no longer.
     """
     with tf.Graph().as_default() as graph:
         rows = _length(opened, batch, requested.dtype, factor)
@@ -42,16 +44,18 @@ def add_shape(opened: GraphDef, batch: str, name: str, requested: Array, axis: i
             [rows if place == axis else tf.constant(n, requested.dtype) for place, n in enumerate(requested)],
             name="value",
         )
-    return _move_in(opened, graph.as_graph_def(), batch, name)
+    return _move_in(opened, graph.as_graph_def(), batch, name, instead)
 
 
-def add_rows(opened: GraphDef, batch: str, name: str, row: Array, axis: int, shape: Dims, factor: int) -> str:
+def add_rows(
+    opened: GraphDef, batch: str, name: str, row: Array, axis: int, shape: Dims, factor: int, instead: str
+) -> str:
     """A tensor of equal rows along an axis, whose length is a multiple of the batch's."""
     with tf.Graph().as_default() as graph:
         rows = _length(opened, batch, np.dtype(np.int32), factor)
         dims = [rows if place == axis else tf.constant(n, tf.int32) for place, n in enumerate(shape)]
         tf.broadcast_to(tf.constant(row), tf.stack(dims), name="value")
-    return _move_in(opened, graph.as_graph_def(), batch, name)
+    return _move_in(opened, graph.as_graph_def(), batch, name, instead)
 
 
 def add_measured(opened: GraphDef, measured: MeasuredTensor, dtype: int, name: str, value: Array) -> str:
@@ -72,17 +76,17 @@ def add_measured(opened: GraphDef, measured: MeasuredTensor, dtype: int, name: s
             tf.shape(stand_in, value.dtype, name="value")
         else:
             tf.fill(tf.shape(stand_in), tf.constant(value.flat[0]), name="value")
-    return _move_in(opened, graph.as_graph_def(), measured.tensor, name)
+    return _move_in(opened, graph.as_graph_def(), measured.tensor, name, f"{name}:0")
 
 
 def add_length(
-    opened: GraphDef, batch: str, name: str, dtype: int, factor: int = 1, is_reciprocal: bool = False
+    opened: GraphDef, batch: str, name: str, dtype: int, instead: str, factor: int = 1, is_reciprocal: bool = False
 ) -> str:
     """A multiple of the batch length, or its reciprocal, as a scalar of a type."""
     with tf.Graph().as_default() as graph:
         rows = tf.cast(_length(opened, batch, np.dtype(np.int32), factor), tf.as_dtype(dtype))
         tf.identity(1 / rows if is_reciprocal else rows, name="value")
-    return _move_in(opened, graph.as_graph_def(), batch, name)
+    return _move_in(opened, graph.as_graph_def(), batch, name, instead)
 
 
 def _length(opened: GraphDef, batch: str, dtype: np.dtype, factor: int) -> tf.Tensor:
@@ -96,9 +100,12 @@ def _length(opened: GraphDef, batch: str, dtype: np.dtype, factor: int) -> tf.Te
     return rows if factor == 1 else rows * factor
 
 
-def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str) -> str:
-    """Adds a small graph's nodes under a name, with its placeholder replaced by a batch; returns its result."""
-    scope = f"parallax_opened/{name}"
+def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str, instead: str) -> str:
+    """Adds a small graph's nodes under a name, with its placeholder replaced by a batch; returns its result.
+
+    The result is marked as the substitute of a tensor, which a script may feed.
+    """
+    scope = f"{SUBSTITUTES}{name}"
     for node in made.node:
         if node.name == "batch":
             continue
@@ -107,4 +114,6 @@ def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str) -> str:
         copy.name = f"{scope}/{node.name}"
         for slot, input_name in enumerate(node.input):
             copy.input[slot] = batch if input_name.split(":")[0] == "batch" else f"{scope}/{input_name}"
+        if node.name == "value":
+            mark_substitute(copy, instead)
     return f"{scope}/value"

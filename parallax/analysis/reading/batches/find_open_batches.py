@@ -16,7 +16,7 @@ SOURCES = (
     *("Placeholder", "PlaceholderV2", "IteratorGetNext", "QueueDequeue", "QueueDequeueV2"),
     *("QueueDequeueMany", "QueueDequeueManyV2", "QueueDequeueUpTo", "QueueDequeueUpToV2"),
 )
-_DEFAULTS = ("PlaceholderWithDefault",)
+DEFAULTS = ("PlaceholderWithDefault",)
 _COPIES, _ASSIGNS = ("Identity", "Cast", "EnsureShape"), ("Assign", "AssignVariableOp")
 _JOINS = ("Concat", "ConcatV2")
 _REDUCES = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
@@ -41,7 +41,7 @@ def mark_open_batches(view: GraphView, initial: Set[str], losses: Set[str], auto
     sparse = sparse_feeds(view)
     sources = [
         node
-        for node in view.nodes_of((*SOURCES, *_DEFAULTS))
+        for node in view.nodes_of((*SOURCES, *DEFAULTS))
         if node not in initial and (node in sparse or _is_open(view, node))
     ]
     needed = view.ancestors(losses) - initial

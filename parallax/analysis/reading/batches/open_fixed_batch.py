@@ -9,7 +9,7 @@ opened graph, and the reason is reported: losses are then taken to be means over
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -18,7 +18,7 @@ from parallax.analysis.reading.batches.batch_constants import BatchConstants
 from parallax.analysis.reading.batches.batch_degrees import gradients_of
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
-from parallax.analysis.reading.batches.find_open_batches import SOURCES, is_assigned
+from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCES, is_assigned
 from parallax.analysis.reading.batches.length_sources import LengthSources
 from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
@@ -99,14 +99,19 @@ def open_fixed_batch(
         )
     fixed = f"the graph is built for a fixed batch of {length} examples, which cannot be changed"
     sources = [t for t in sources if (view.shape(t) or (None,))[0] == length and not is_assigned(view, t)]
+    defaults = [
+        f"{node}:0"
+        for node in view.nodes_of(DEFAULTS)
+        if node in forward - initial and (view.shape(f"{node}:0") or (None,))[0] == length
+    ]
     try:
-        opened = _with_open_sources(view, sources, length, initial)
+        names = {tensor: f"{SCOPE}_{number}:0" for number, tensor in enumerate((*sources, *defaults))}
+        opened = _with_open_sources(view, names, length, initial)
         needed = (
-            _find_part_of_losses(view, sources, losses, autodiff, measured) if contexts.are_none else view.nodes.keys()
+            _find_part_of_losses(view, names, losses, autodiff, measured) if contexts.are_none else view.nodes.keys()
         )
         numbers = IntegerClassifier(view, forward, length)
-        names = {tensor: f"{SCOPE}_{number}:0" for number, tensor in enumerate(sources)}
-        inputs = LengthSources(view, names, autodiff)
+        inputs = LengthSources(view, {tensor: names[tensor] for tensor in sources}, autodiff)
         measured = {
             constant: one._replace(tensor=names.get(one.tensor, one.tensor))
             for constant, one in measured.items()
@@ -143,9 +148,9 @@ def open_fixed_batch(
         return f"{fixed}: {type(error).__name__}: {str(error).partition(chr(10))[0][:_MOST_LETTERS]}"
 
 
-def _with_open_sources(view: GraphView, sources: Sequence[str], length: int, initial: Set[str]) -> GraphDef:
-    """The graph in which all consumers read batch sources with an open first dimension."""
-    opened = {tensor: f"{SCOPE}_{number}" for number, tensor in enumerate(sources)}
+def _with_open_sources(view: GraphView, names: Mapping[str, str], length: int, initial: Set[str]) -> GraphDef:
+    """The graph in which all consumers read batch sources with an open first dimension, by other names."""
+    opened = {tensor: node_of(name) for tensor, name in names.items()}
     changed = type(view.graph_def)()
     changed.CopyFrom(view.graph_def)
     for function in changed.library.function:
@@ -202,7 +207,7 @@ def _import_graph(opened: GraphDef, outside: Set[str], contexts: Contexts) -> Gr
 
 def _find_part_of_losses(
     view: GraphView,
-    sources: Sequence[str],
+    sources: Iterable[str],
     losses: Set[str],
     autodiff: Set[str],
     measured: Mapping[str, MeasuredTensor],

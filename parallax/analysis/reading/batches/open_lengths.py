@@ -17,6 +17,15 @@ _REGROUPS = ("Reshape", "Tile")
 """The ops that derive a multiple of the batch length from another one; results of others have another meaning."""
 
 JOINS = ("ConcatV2", "Pack")
+SHAPE_SLOT = {
+    "Fill": 0,
+    "RandomUniform": 0,
+    "RandomStandardNormal": 0,
+    "TruncatedNormal": 0,
+    "BroadcastTo": 1,
+    "Tile": 1,
+}
+"""For ops that create tensors, the input that is the shape, or the number of repetitions."""
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")
 
 

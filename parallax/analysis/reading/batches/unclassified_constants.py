@@ -10,19 +10,10 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
-from parallax.analysis.reading.batches.open_lengths import find_open_axis
+from parallax.analysis.reading.batches.open_lengths import SHAPE_SLOT, find_open_axis
 from parallax.base.types import NodeDef
 from parallax.graph.view import GraphView, node_of
 
-SHAPE_SLOT = {
-    "Fill": 0,
-    "RandomUniform": 0,
-    "RandomStandardNormal": 0,
-    "TruncatedNormal": 0,
-    "BroadcastTo": 1,
-    "Tile": 1,
-}
-"""For ops that create tensors, the input that is the shape, or the number of repetitions."""
 LENGTH_SLOT = {
     **dict.fromkeys((f"UnsortedSegment{how}" for how in ("Sum", "Max", "Min", "Prod")), 2),
     **dict.fromkeys(

@@ -20,6 +20,7 @@ from parallax.base.errors import SessionError
 from parallax.base.types import Value
 from parallax.graph.view import GraphView, node_of
 from parallax.runtime.worker.session.accumulation import AccumulatedGradients, Gather, MicroBatchRun
+from parallax.runtime.worker.session.fixed_batch import FixedBatch
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.stage_runs import of_stage
 from parallax.transform.building.all_to_all import is_collective
@@ -42,10 +43,18 @@ class Names:
         view: the user's graph.
         worker_graph: of this worker.
         renamed: node of the user's graph -> node in this worker's, if it has another name there.
+        fixed: the graph that the script built for a fixed batch, where the user's graph is that with an open one.
     """
 
-    def __init__(self, view: GraphView, worker_graph: WorkerGraph, renamed: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        view: GraphView,
+        worker_graph: WorkerGraph,
+        renamed: Mapping[str, str] | None = None,
+        fixed: GraphView | None = None,
+    ) -> None:
         self._view = view
+        self._fixed = None if fixed is None else FixedBatch(view, fixed)
         self._renamed = renamed or {}
         self._worker_graph = worker_graph
         self._stages = worker_graph.stages
@@ -84,7 +93,7 @@ class Names:
             return frozenset()
         key = (names, frozenset(fed))
         if key not in self._sources:
-            cut_off = frozenset(self.here(name) for name in key[1])
+            cut_off = self._find_fed(key[1])
             nodes = {node_of(t) for t in map(self._worker_name, names) if t not in cut_off}
             runs = self._worker_view.ancestors(nodes, cut_off)
             self._sources[key] = self._accumulated_gradients().of(runs)
@@ -128,7 +137,7 @@ class Names:
             self._check_feed(name)
         tensors = [self._worker_name(name) for name in names]
         feeds = {name: self.here(name) for name in sorted(fed)}
-        cut_off = frozenset(feeds.values())
+        cut_off = self._find_fed(fed)
         had, needed_nodes = [True] * len(names), {node_of(name) for name in names if name not in fed}
         if gather is not None:
             accumulated = self._accumulated_gradients()
@@ -143,18 +152,35 @@ class Names:
             )
             tensors += [op for op in dict.fromkeys([*accumulated.ops(gather), *sorted(acting)]) if op not in tensors]
             needed_nodes |= {node_of(source) for source in gather.sources} | set(acting.values())
-        needed = self._view.ancestors(needed_nodes, fed)
+        needed = self._view.ancestors(needed_nodes, self._with_substitutes(fed))
         idle = [cut for cut in self._worker_graph.cuts if not needed & set(cut.needed_by)]
         stops = cut_off | {cut.tensor for cut in idle}  # a fed cut runs none of its ancestors
         runs = self._worker_view.ancestors({node_of(t) for t in tensors if t not in cut_off}, stops)
+        lengths = {} if self._fixed is None else self._fixed.find_unread_sources(needed_nodes, fed)
+        lengths = {here: value for name, value in lengths.items() if node_of(here := self.here(name)) in runs}
+        if lengths:
+            runs = self._worker_view.ancestors(
+                {node_of(t) for t in tensors if t not in cut_off}, stops | lengths.keys()
+            )
         self._check_runs(names, runs)
         tensors_read = {tensor for node in runs for tensor in self._worker_view.inputs(node)}
         empty = {cut.tensor: np.zeros(cut.shape, cut.dtype) for cut in idle if cut.tensor in tensors_read}
-        empty |= self._parts_not_needed(runs)
+        empty |= self._parts_not_needed(runs) | lengths
         led = {a: b for a, b in feeds.items() if a != b}
         full = tuple(one for one in self._worker_graph.full if one.batch in cut_off)
-        resolved = ResolvedRun(tuple(tensors), empty, self._digest(runs), led, tuple(had), full)
+        copies = {} if self._fixed is None else {name: self._fixed.substitutes.get(name, ()) for name in sorted(fed)}
+        copies = {name: tuple(map(self.here, others)) for name, others in copies.items() if others}
+        resolved = ResolvedRun(tuple(tensors), empty, self._digest(runs), led, tuple(had), full, copies)
         return resolved if self._stages is None else of_stage(resolved, self._stages, runs, feeds)
+
+    def _with_substitutes(self, fed: Iterable[str]) -> frozenset[str]:
+        """Tensors of the user's graph, with those that some ops read in their place."""
+        substitutes = {} if self._fixed is None else self._fixed.substitutes
+        return frozenset(tensor for name in fed for tensor in (name, *substitutes.get(name, ())))
+
+    def _find_fed(self, fed: Iterable[str]) -> frozenset[str]:
+        """The tensors of this worker's graph that are fed."""
+        return frozenset(map(self.here, self._with_substitutes(fed)))
 
     def _parts_not_needed(self, runs: set[str]) -> dict[str, Value]:
         """The unneeded parts of fused messages of which a run needs only some members."""
@@ -168,7 +194,7 @@ class Names:
     def for_all(self, names: Iterable[str], fed: Iterable[str]) -> dict[str, list[str]]:
         """For each fetch the points where workers synchronize; only one of several fetches with the same points."""
         users = {self.here(own): own for own in self._view.nodes}
-        cut_off = frozenset(self.here(name) for name in fed)
+        cut_off = self._find_fed(fed)
         name_by_nodes: dict[frozenset[str], str] = {}
         for name in names:
             tensor = self._worker_name(name)
@@ -224,6 +250,11 @@ class Names:
                 "variable from it."
             )
 
+        if self._fixed is not None and (made := self._fixed.find_made_from(name)):
+            raise SessionError(
+                f"{name!r} cannot be fed: {made!r} is computed from it, and is as long as each worker's batch, which "
+                f"the graph fixes. Feed {made!r}, or build the graph with an open batch dimension (None)."
+            )
         if self._stages is not None and self.here(name) in self._stages.packed:
             raise SessionError(
                 f"A feed must not be a small tensor that stages of the model send each other, and {name!r} is one. "

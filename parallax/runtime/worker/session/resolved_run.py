@@ -21,6 +21,7 @@ class ResolvedRun:
         fed: tensor of the user's graph -> tensor to feed, if it has another name on this worker.
         had: for each fetched name whether it is available; between updates, values that come with the update are not.
         full: fed batch -> the tensor that accepts it if it is full.
+        copies: tensor of the user's graph -> more tensors to feed with the same value.
         absent: tensors of the user's graph that are fed, and that this worker has no part of.
         whole: of a model in stages, `tensors` in the graph of all of them; empty if the worker has all of it.
         stages: index of a fetched name -> the stage that has it, for names that one stage has.
@@ -32,6 +33,7 @@ class ResolvedRun:
     fed: Mapping[str, str] = field(default_factory=dict)
     had: tuple[bool, ...] = ()
     full: tuple[FullBatch, ...] = ()
+    copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
     whole: tuple[str, ...] = ()
     stages: Mapping[int, int] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class ResolvedRun:
     def feeds(self, fed: Mapping[str, Value]) -> dict[str, Value]:
         """Converts feeds in the user's names to names of this worker's graph."""
         here = {self.fed.get(name, name): value for name, value in fed.items() if name not in self.absent}
+        here |= {copy: fed[name] for name, copies in self.copies.items() for copy in copies if name in fed}
         return redirect_to_full(here, self.full) or here
 
     def values(self, fetched: Sequence[Value]) -> Sequence[Value]:

@@ -43,6 +43,9 @@ def of_stage(run: ResolvedRun, stages: StageGraph, runs: set[str], feeds: Mappin
         tensors=(*local_names, *dict.fromkeys(more)),
         empty={name: value for name, value in run.empty.items() if stages.is_here(node_of(name))},
         collectives=hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] if is_joint else "",
+        copies={
+            name: tuple(copy for copy in copies if stages.is_here(node_of(copy))) for name, copies in run.copies.items()
+        },
         fed={whole_name: here for whole_name, here in led.items() if here and whole_name != here},
         had=tuple(has_own.get(place, False) for place in range(len(run.had))),
         whole=run.tensors,
