@@ -27,6 +27,7 @@ _OPENED, _SCRIPT = "_parallax_opened", "script/"
 SUBSTITUTES = "parallax_opened/"
 """Prefix of the nodes that compute a fixed batch's constants from the batch."""
 _SUBSTITUTE = "_parallax_substitute"
+_STATED_RANK = "_parallax_stated_rank"
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
 FULL = "_parallax_full"
 _MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
@@ -89,6 +90,22 @@ def find_substitutes(view: GraphView) -> dict[str, tuple[str, ...]]:
             tensor = node.attr[_SUBSTITUTE].s.decode()
             substitutes[tensor] = (*substitutes.get(tensor, ()), f"{name}:0")
     return substitutes
+
+
+def mark_stated_rank(node: NodeDef, rank: int) -> None:
+    """Marks a placeholder that the script made without a shape with the rank that the analysis found."""
+    node.attr[_STATED_RANK].i = rank
+
+
+def is_stated_scalar(node: NodeDef) -> bool:
+    """Whether a placeholder is so marked as a scalar, or as examples that ops combine with others like one."""
+    return _STATED_RANK in node.attr and not node.attr[_STATED_RANK].i
+
+
+def find_stated_ranks(view: GraphView) -> dict[str, int]:
+    """Tensor of a placeholder that is so marked as examples -> the rank that its feeds must have."""
+    ranks = {f"{name}:0": int(n.attr[_STATED_RANK].i) for name, n in view.nodes.items() if _STATED_RANK in n.attr}
+    return {tensor: rank for tensor, rank in ranks.items() if rank}
 
 
 def mark_full(placeholder: Tensor, examples: int) -> None:

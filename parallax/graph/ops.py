@@ -116,6 +116,11 @@ def state_op(op: str, input_count: int) -> StateOp | None:
     return _describe(op, input_count)
 
 
+def is_optimizer_update(op: str) -> bool:
+    """Whether an op updates a variable by a gradient; its other inputs are scalars and slots."""
+    return _APPLY.match(op) is not None
+
+
 def takes_state(op: str, slot: int) -> bool:
     """Whether input `slot` of such an op is a variable itself (a handle or a reference) and not its value."""
     if op in UPDATES_OF_ROWS:

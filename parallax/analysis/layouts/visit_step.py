@@ -15,7 +15,7 @@ from parallax.analysis.layouts.rules.values import constant_value
 from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
 from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
 from parallax.base.errors import GraphError
-from parallax.graph.batches import ROWS, WHOLE, batch_tensors, find_report_kind
+from parallax.graph.batches import ROWS, WHOLE, batch_tensors, find_report_kind, is_stated_scalar
 from parallax.graph.control_flow import Unit, branches_of
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.local_statistics import is_local_reduction
@@ -131,8 +131,8 @@ def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact
         return step.all_outputs(node, LENGTHS, (), Length.of(step.fed_lengths[node]))
     if node in step.fed_scalars:
         return step.all_outputs(node, REPLICATED, (), Length.of(f"{node}:0"))
-    if batch is None:
-        return step.all_outputs(node, REPLICATED)
+    if batch is None:  # a scalar, unless the script states no shape: then perhaps a worker's part
+        return step.all_outputs(node, REPLICATED, () if is_stated_scalar(view.nodes[node]) else None)
     if node in program.sparse:
         return visit_sparse_feed(step, node, program.sparse[node], batch)
     if node in program.ends:

@@ -9,15 +9,16 @@ of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
 
 from parallax.analysis.reading.batch_norm import with_plain_normalizations
-from parallax.analysis.reading.batches.find_open_batches import find_unstated_vectors, mark_open_batches
+from parallax.analysis.reading.batches.find_open_batches import mark_open_batches
 from parallax.analysis.reading.batches.open_fixed_batch import OpenedGraph, open_fixed_batch
+from parallax.analysis.reading.batches.unstated_shapes import state_shapes
 from parallax.analysis.reading.construction.digests import fingerprint
 from parallax.analysis.reading.construction.launcher_graph import export_graph
 from parallax.analysis.reading.construction.measured_tensors import measured_in
@@ -36,7 +37,7 @@ from parallax.analysis.reading.lowering.functional_control_flow import (
     has_control_flow,
     lower_control_flow,
 )
-from parallax.analysis.reading.lowering.infer_shapes import infer_shapes
+from parallax.analysis.reading.lowering.infer_shapes import infer_shapes, with_stated_shapes
 from parallax.analysis.reading.lowering.inline import InlinedCall, inline_calls
 from parallax.analysis.reading.row_reads import take_rows_of_variables
 from parallax.base.errors import GraphError
@@ -53,7 +54,6 @@ _FOLLOWED = (
     "the batch, and N workers always compute what one process computes. Remove layouts."
 )
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
-_SHAPES = "_output_shapes"
 _MAX_DEPTH = 50
 _PASSES = ("Identity", "ReadVariableOp", "Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "RefMerge", "RefIdentity")
 """Ops that pass on a variable, or its value; for a Merge the first input is followed."""
@@ -189,8 +189,7 @@ def capture(
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
     view = _with_initial_shapes(graph, view, is_open) if is_open else view
     if synchronous and by_layouts is not False:
-        unstated = find_unstated_vectors(view)
-        view = _with_stated_shapes(view, dict.fromkeys(unstated, (None,))) if unstated else view
+        view = state_shapes(view)
     added, sums = with_rows_added_once(view.graph_def, view)
     view = view if added is view.graph_def else GraphView(added)
     lazy: tuple[LazyTable, ...] = ()
@@ -278,19 +277,7 @@ def _with_initial_shapes(graph: Graph, view: GraphView, is_open: set[str]) -> Gr
         shape = view.shape(view.inputs(initializer)[1]) if initializer and len(view.inputs(initializer)) > 1 else None
         if shape is not None and None not in shape:
             known[name] = shape
-    return _with_stated_shapes(view, known) if known else view
-
-
-def _with_stated_shapes(view: GraphView, known: Mapping[str, Sequence[int | None]]) -> GraphView:
-    """The graph with the shapes of some nodes stated; None is an open length."""
-    for node in view.graph_def.node:
-        if node.name in known:
-            shape_of = node.attr["shape"].shape
-            shape_of.Clear()
-            for length in known[node.name]:
-                shape_of.dim.add(size=-1 if length is None else length)
-            node.attr.pop(_SHAPES, None)
-    return GraphView(infer_shapes(view.graph_def))
+    return with_stated_shapes(view, known) if known else view
 
 
 def _shape_of(node: NodeDef) -> tuple[int, ...] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Set
 
 from parallax.graph.batches import has_loops, is_opened, mark_batch_of_script, sparse_feeds
-from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import GraphView, node_of
 
 SOURCES = (
@@ -19,7 +18,6 @@ SOURCES = (
 DEFAULTS = ("PlaceholderWithDefault",)
 _COPIES, _ASSIGNS = ("Identity", "Cast", "EnsureShape"), ("Assign", "AssignVariableOp")
 _JOINS = ("Concat", "ConcatV2")
-_REDUCES = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
 _LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
 _FLOWS = ("TensorArrayWriteV3", "TensorArrayScatterV3", "TensorArraySplitV3")
 """Ops that return a scalar that represents an array of tensors."""
@@ -52,34 +50,6 @@ def mark_open_batches(view: GraphView, initial: Set[str], losses: Set[str], auto
             for node in group:
                 mark_batch_of_script(view, node, number)
     return bool(sources)
-
-
-def find_unstated_vectors(view: GraphView) -> list[str]:
-    """The placeholders without a shape that are fed a number for each example, such as a mask.
-
-    A placeholder without a shape may be a scalar. It is a vector of the batch if it is reduced, which no scalar is, and
-    combined elementwise with vectors of a batch only.
-    """
-    sources = [node for node in view.nodes_of(("Placeholder",)) if view.shape(f"{node}:0") is None]
-    return [node for node in sources if _is_vector(view, node)]
-
-
-def _is_vector(view: GraphView, placeholder: str) -> bool:
-    waiting, seen, ranks, is_reduced = [f"{placeholder}:0"], set[str](), set[int](), False
-    while waiting:
-        tensor = waiting.pop()
-        if tensor in seen:
-            continue
-        seen.add(tensor)
-        for edge in view.consumers(tensor):
-            op = view.op(edge.node)
-            is_reduced |= op in _REDUCES and edge.slot == 0
-            if op not in ELEMENTWISE and op not in _COPIES:
-                continue
-            shapes = [view.shape(one) for one in view.inputs(edge.node)]
-            ranks |= {len(shape) for shape in shapes if shape and shape[0] is None}
-            waiting += [one for one in view.outputs(edge.node) if view.shape(one) is None]
-    return is_reduced and ranks == {1}
 
 
 def _is_open(view: GraphView, source: str) -> bool:

@@ -11,8 +11,9 @@ frame.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
@@ -23,7 +24,16 @@ from parallax.graph.control_flow import Branches, branches_of
 from parallax.graph.view import GraphView, node_of, split_tensor
 
 _CASES = ("Case", "StatelessCase")
-_CONDITIONALS = ("If", "StatelessIf", *_CASES)
+_SIDED = ("If", "StatelessIf")
+_CONDITIONALS = (*_SIDED, *_CASES)
+_COMPARES: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Equal": operator.eq,
+    "NotEqual": operator.ne,
+    "Less": operator.lt,
+    "LessEqual": operator.le,
+    "Greater": operator.gt,
+    "GreaterEqual": operator.ge,
+}
 _SCOPE = "lowered"
 _GETS = "OptionalGetValue"
 _ASKS = ("VarIsInitializedOp", "IsVariableInitialized")
@@ -46,7 +56,8 @@ class _LoweredBranch(NamedTuple):
 def lower_control_flow(graph_def: GraphDef, lowers_all: bool = False) -> GraphDef:
     """A copy of the graph in which no conditional writes a variable, or queries whether one is initialized.
 
-    The graph itself where there is none at its top level.
+    An If that compares two constants is replaced by the branch that it takes. The graph itself where there is none of
+    them at its top level.
 
     Args:
         graph_def: the graph.
@@ -55,13 +66,16 @@ def lower_control_flow(graph_def: GraphDef, lowers_all: bool = False) -> GraphDe
     functions = Functions(graph_def.library, lambda op: False)
     conditionals = list(filter(_is_conditional, graph_def.node))
     asking = {node.name for node in graph_def.node if node.op in _ASKS} if conditionals else set[str]()
+    decided = _find_decided(graph_def, conditionals)
     lowered = {n.name for n in conditionals if lowers_all or n.input[0] in asking or functions.written_slots(n)}
     loops = _find_loops(graph_def) if lowers_all else {}
-    if not lowered and not loops:
+    if not lowered and not loops and not decided:
         return graph_def
     out, requested = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library), _Asked()
     for node in graph_def.node:
-        if node.name in lowered:
+        if node.name in decided:
+            _take_branch(out, node, decided[node.name])
+        elif node.name in lowered:
             _lower(out, node, requested)
         elif node.name in loops:
             lower_loop(out, node, f"{node.name}/{_SCOPE}", loops[node.name])
@@ -131,6 +145,40 @@ def _lower(out: GraphDef, node: NodeDef, requested: _Asked) -> None:
     last.input.extend([*merged, f"^{end}", *controls])
     if merged:
         last.attr["T"].list.type.extend(node.attr["Tout"].list.type)
+
+
+def _find_decided(graph_def: GraphDef, conditionals: list[NodeDef]) -> dict[str, str]:
+    """Name of each If that compares two constants -> the branch that it takes: the other one may have no valid shapes.
+
+    Checks of a loss's weights compare the ranks of tensors, which are known after the script has built its graph.
+    """
+    ops = {node.name: node.op for node in graph_def.node} if conditionals else {}
+    compared = [n for n in conditionals if n.op in _SIDED and ops[node_of(n.input[0])] in _COMPARES]
+    if not compared:
+        return {}
+    view, decided = GraphView(graph_def), dict[str, str]()
+    for node in compared:
+        maker = node_of(node.input[0])
+        one, other = (view.constant(tensor) for tensor in view.inputs(maker))
+        if one is not None and other is not None and one.ndim == other.ndim == 0:
+            decided[node.name] = "then_branch" if _COMPARES[view.op(maker)](one, other) else "else_branch"
+    return decided
+
+
+def _take_branch(out: GraphDef, node: NodeDef, branch: str) -> None:
+    """Appends a call of one branch in place of an If."""
+    types = list(node.attr["Tout"].list.type)
+    data = [tensor for tensor in node.input[1:] if not tensor.startswith("^")]
+    controls = [tensor for tensor in node.input if tensor.startswith("^")]
+    call = out.node.add(name=f"{node.name}/{_SCOPE}/{branch}", op="StatefulPartitionedCall", device=node.device)
+    call.input.extend([*data, *controls])
+    call.attr["f"].func.CopyFrom(node.attr[branch].func)
+    call.attr["Tin"].list.type.extend(node.attr["Tin"].list.type)
+    call.attr["Tout"].list.type.extend(types)
+    last = out.node.add(name=node.name, op="IdentityN" if types else "NoOp")
+    last.input.extend([*(f"{call.name}:{number}" for number in range(len(types))), f"^{call.name}"])
+    if types:
+        last.attr["T"].list.type.extend(types)
 
 
 def _sides(out: GraphDef, node: NodeDef, scope: str, tensor: str, controls: list[str]) -> list[_LoweredBranch]:

@@ -6,6 +6,8 @@ quarters of its time. The import by TensorFlow's C API, which infers the shapes,
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.client import pywrap_tf_session as c_api
@@ -13,6 +15,7 @@ from tensorflow.python.framework import device, ops
 from tensorflow.python.framework.c_api_util import ScopedTFImportGraphDefOptions, ScopedTFImportGraphDefResults
 
 from parallax.base.types import AttrValue, GraphDef
+from parallax.graph.view import GraphView
 
 _SHAPES, _COLOCATIONS, _LOCATION = "_output_shapes", "_class", "loc:@"
 
@@ -51,6 +54,24 @@ def infer_shapes(graph_def: GraphDef) -> GraphDef:
             node.attr[_SHAPES].CopyFrom(attributes[shapes])
     _copy_colocated_devices(inferred)
     return inferred
+
+
+def with_stated_shapes(view: GraphView, known: Mapping[str, Sequence[int | None]]) -> GraphView:
+    """A copy of the graph with the shapes of some nodes stated; None is an open length.
+
+    Raises:
+        InvalidArgumentError: TensorFlow finds the graph with these shapes invalid.
+    """
+    graph_def = type(view.graph_def)()
+    graph_def.CopyFrom(view.graph_def)
+    for node in graph_def.node:
+        if node.name in known:
+            shape_of = node.attr["shape"].shape
+            shape_of.Clear()
+            for length in known[node.name]:
+                shape_of.dim.add(size=-1 if length is None else length)
+            node.attr.pop(_SHAPES, None)
+    return GraphView(infer_shapes(graph_def))
 
 
 def _dims_of(tensor: c_api.PyTensor) -> _Dims:

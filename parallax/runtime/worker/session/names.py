@@ -18,6 +18,7 @@ import numpy as np
 
 from parallax.base.errors import SessionError
 from parallax.base.types import Value
+from parallax.graph.batches import find_stated_ranks
 from parallax.graph.view import GraphView, node_of
 from parallax.runtime.worker.session.accumulation import AccumulatedGradients, Gather, MicroBatchRun
 from parallax.runtime.worker.session.fixed_batch import FixedBatch
@@ -54,6 +55,7 @@ class Names:
         fixed: GraphView | None = None,
     ) -> None:
         self._view = view
+        self._stated_ranks = find_stated_ranks(view)
         self._fixed = None if fixed is None else FixedBatch(view, fixed)
         self._renamed = renamed or {}
         self._worker_graph = worker_graph
@@ -170,7 +172,8 @@ class Names:
         full = tuple(one for one in self._worker_graph.full if one.batch in cut_off)
         copies = {} if self._fixed is None else {name: self._fixed.substitutes.get(name, ()) for name in sorted(fed)}
         copies = {name: tuple(map(self.here, others)) for name, others in copies.items() if others}
-        resolved = ResolvedRun(tuple(tensors), empty, self._digest(runs), led, tuple(had), full, copies)
+        ranks = {name: rank for name, rank in self._stated_ranks.items() if name in fed}
+        resolved = ResolvedRun(tuple(tensors), empty, self._digest(runs), led, tuple(had), full, copies, ranks)
         return resolved if self._stages is None else of_stage(resolved, self._stages, runs, feeds)
 
     def _with_substitutes(self, fed: Iterable[str]) -> frozenset[str]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from parallax.base.errors import SessionError
 from parallax.base.types import Value
 from parallax.transform.passes.full_batches import FullBatch, redirect_to_full
 
@@ -22,6 +25,7 @@ class ResolvedRun:
         had: for each fetched name whether it is available; between updates, values that come with the update are not.
         full: fed batch -> the tensor that accepts it if it is full.
         copies: tensor of the user's graph -> more tensors to feed with the same value.
+        ranks: fed placeholder that the script made without a shape -> the rank that its value must have.
         absent: tensors of the user's graph that are fed, and that this worker has no part of.
         whole: of a model in stages, `tensors` in the graph of all of them; empty if the worker has all of it.
         stages: index of a fetched name -> the stage that has it, for names that one stage has.
@@ -34,6 +38,7 @@ class ResolvedRun:
     had: tuple[bool, ...] = ()
     full: tuple[FullBatch, ...] = ()
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ranks: Mapping[str, int] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
     whole: tuple[str, ...] = ()
     stages: Mapping[int, int] = field(default_factory=dict)
@@ -44,7 +49,18 @@ class ResolvedRun:
         return self.whole or self.tensors
 
     def feeds(self, fed: Mapping[str, Value]) -> dict[str, Value]:
-        """Converts feeds in the user's names to names of this worker's graph."""
+        """Converts feeds in the user's names to names of this worker's graph.
+
+        Raises:
+            SessionError: the value of a placeholder without a shape has another rank than the graph needs.
+        """
+        for name, rank in self.ranks.items():
+            if name in fed and np.ndim(fed[name]) != rank:
+                raise SessionError(
+                    f"Placeholder {name!r} has no shape, and the graph sums it and combines it with examples of rank "
+                    f"{rank}: a feed must have that rank, got the shape {np.shape(fed[name])}. Create the placeholder "
+                    "with its shape, [] of a scalar."
+                )
         here = {self.fed.get(name, name): value for name, value in fed.items() if name not in self.absent}
         here |= {copy: fed[name] for name, copies in self.copies.items() for copy in copies if name in fed}
         return redirect_to_full(here, self.full) or here
