@@ -69,7 +69,7 @@ def command_parser() -> argparse.ArgumentParser:
             nargs=argparse.REMAINDER,
             dest=argparse.SUPPRESS,
             metavar="MODULE ARGS...",
-            help="a module in place of SCRIPT",
+            help="in place of SCRIPT",
         )
     made[SHOW].add_argument("plan", metavar="PLAN.json", help="of `parallax plan --json`")
     made[DIFF].add_argument("first", metavar="A.json", help="a plan file")

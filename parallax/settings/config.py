@@ -191,27 +191,27 @@ class Config:
     touched_rows: Mapping[str, int] = setting(dict, rule=partial(checks.by_variable, kind=int))
     plan_file: Path | str | None = setting(
         None,
-        Option((RUN, PLAN, VERIFY), "use a plan file unchanged", "FILE", ("--plan",), parse=absolute),
+        Option((RUN, PLAN, VERIFY), "use this plan unchanged", "FILE", ("--plan",), parse=absolute),
         rule=checks.path_or_none,
     )
     cluster_profile: Path | str | None = setting(
         None,
         Option(
             (RUN, PLAN, VERIFY, SIMULATE),
-            "plan by seconds, with a profile of `calibrate`",
+            "plan by seconds, with `calibrate`'s profile",
             "FILE",
             ("--cluster",),
             parse=absolute,
         ),
         Option((PROFILE,), "the cluster profile that it belongs to", "FILE", ("--cluster",), parse=absolute),
-        Option((DOCTOR,), "the cluster profile to compare links with", "FILE", ("--cluster",), parse=absolute),
+        Option((DOCTOR,), "compare links with this profile", "FILE", ("--cluster",), parse=absolute),
         rule=checks.path_or_none,
     )
     model_profile: Path | str | None = setting(
         None,
         Option(
             (RUN, PLAN, SIMULATE),
-            "plan with the touched rows of `profile`",
+            "plan with `profile`'s touched rows",
             "FILE",
             ("--profile",),
             parse=absolute,
@@ -239,7 +239,7 @@ class Config:
         None,
         Option(
             (RUN, PLAN, VERIFY),
-            "cut the model into P stages, after ops or layers (OP,OP), or as is fastest (auto)",
+            "cut into P stages, after ops or layers (OP,OP), or as is fastest (auto)",
             "P",
         ),
         rule=_stages,
@@ -248,7 +248,7 @@ class Config:
         None,
         Option(
             (RUN, PLAN, VERIFY),
-            "with --stages, update once for M batches, or for M parts of Keras's",
+            "with --stages: update once for M batches, or M parts of Keras's",
             "M",
             parse=positive,
         ),
@@ -259,14 +259,14 @@ class Config:
         None,
         Option(
             (RUN, PLAN, VERIFY),
-            "average islands of workers now and then: every=8,pull=0.5 (docs/islands.md)",
+            "average islands of workers: every=8,pull=0.5 (docs/islands.md)",
             "SETTINGS",
         ),
         rule=_islands,
     )
     examples: int | None = setting(
         None,
-        Option((RUN, PLAN), "with --memory or --stages: a worker's batch, where it is open", "N", parse=positive),
+        Option((RUN, PLAN), "a worker's open batch, for --memory or --stages", "N", parse=positive),
         rule=checks.number_or_none,
     )
     lazy_updates: bool = setting(True, rule=checks.truth)
@@ -288,7 +288,7 @@ class Config:
     stall_timeout_s: float = setting(STALL_TIMEOUT_S, rule=checks.seconds)
     host_timeout_s: float = setting(
         HOST_TIMEOUT_S,
-        Option((RUN, DOCTOR), "how long a host may take to answer (default 30)", "S", parse=float),
+        Option((RUN, DOCTOR), "a host's time to answer (default 30)", "S", parse=float),
         rule=checks.seconds,
     )
     hooks: Sequence[Any] = setting((), rule=_hooks)

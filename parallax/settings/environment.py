@@ -116,7 +116,7 @@ class Settings:
         ),
         Option((SIMULATE,), "resource file whose hosts are copied", "FILE", ("-r",)),
     )
-    graph: str | None = setting(None, Option((RUN, PLAN), "write each worker's graph for TensorBoard", "DIR"))
+    graph: str | None = setting(None, Option((RUN, PLAN), "write workers' graphs for TensorBoard", "DIR"))
     cluster_profile: str | None = None
     model_profile: str | None = None
     plan_file: str | None = None
@@ -156,15 +156,13 @@ class Settings:
         Option((PLAN,), "write the plan to a file", "FILE"),
         Option((DOCTOR,), "write what was found to a file", "FILE"),
     )
-    explain: str | None = setting(None, Option((PLAN, SHOW), "everything about one variable", "VARIABLE"))
+    explain: str | None = setting(None, Option((PLAN, SHOW), "everything about it", "VARIABLE"))
     memory: bool | None = setting(
         None,
         Option((PLAN,), "the memory of every process and the largest batch (also for --json)", const=True),
     )
-    all: bool | None = setting(None, Option((PLAN, SHOW), "a row for every variable", const=True))
-    html: str | None = setting(
-        None, Option((PLAN, SIMULATE, SHOW), "write a page for a browser", "FILE", parse=absolute)
-    )
+    all: bool | None = setting(None, Option((PLAN, SHOW), "a row per variable", const=True))
+    html: str | None = setting(None, Option((PLAN, SIMULATE, SHOW), "page for a browser", "FILE", parse=absolute))
     what_if: str | None = None
     steps: int | None = setting(
         None,
@@ -176,7 +174,7 @@ class Settings:
     )
     fetch: str | None = setting(
         None,
-        Option((VERIFY, PROFILE), "the op to run (default: the optimizer's; a wrong name lists others)", "NAME"),
+        Option((VERIFY, PROFILE), "op to run (default: the optimizer's; a wrong name lists others)", "NAME"),
     )
     tolerance: float | None = setting(
         None,

@@ -146,7 +146,7 @@ class CheckPointConfig:
     )
     memory_steps: int | None = setting(
         None,
-        Option((RUN, PLAN), "copy the state to the memory of hosts every K steps", "K", parse=positive),
+        Option((RUN, PLAN), "copy the state to hosts' memory every K steps", "K", parse=positive),
     )
     memory_dir: Path | str = setting(
         "/dev/shm", Option((RUN,), "a file system in memory (default /dev/shm)", "DIR", parse=absolute)
@@ -202,7 +202,7 @@ class TableConfig:
 
     traced_bytes: int = setting(
         64 * 2**20,
-        Option(OF_SCRIPTS, "owners initialize Keras variables of N bytes and more", "N", parse=positive),
+        Option(OF_SCRIPTS, "size from which owners initialize Keras variables", "N", parse=positive),
     )
     whole_bytes: int = setting(
         4 * 2**30,
