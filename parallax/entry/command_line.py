@@ -55,7 +55,7 @@ def command_parser() -> argparse.ArgumentParser:
         for option in options:
             for command in option.commands:
                 option.add_to(_group(made[command], option.excludes) if option.excludes else made[command], setting)
-    made[RUN].add_argument("--dry-run", action="store_true", help="print the command, and start nothing")
+    made[RUN].add_argument("--dry-run", action="store_true", help="only print the command")
     _of_calibrate(made[CALIBRATE])
     made[DOCTOR].add_argument("--ckpt-dir", metavar="DIR", help="also check this folder for checkpoints")
     _of_simulate(made[SIMULATE])

@@ -144,13 +144,11 @@ class Settings:
     traced_bytes: int | None = None
     whole_bytes: int | None = None
     tables_dir: str | None = None
-    trace: str | None = setting(None, Option((RUN,), "trace some steps of every worker", "DIR"))
-    trace_steps: str | None = setting(None, Option((RUN,), "the steps to trace, counted from 0 (default 10-14)", "A-B"))
-    measure: str | None = setting(None, Option((RUN,), "write a model profile of the first steps", "FILE"))
-    measure_steps: int | None = setting(None, Option((RUN,), "steps of --measure (default 20)", "K", parse=positive))
-    verify_first: int | None = setting(
-        None, Option((RUN,), "compare the first K updates with one process", "K", parse=positive)
-    )
+    trace: str | None = setting(None, Option((RUN,), "trace steps of every worker", "DIR"))
+    trace_steps: str | None = setting(None, Option((RUN,), "counted from 0 (default 10-14)", "A-B"))
+    measure: str | None = setting(None, Option((RUN,), "model profile of the first steps", "FILE"))
+    measure_steps: int | None = setting(None, Option((RUN,), "default 20", "K", parse=positive))
+    verify_first: int | None = setting(None, Option((RUN,), "compare K updates with one process", "K", parse=positive))
     json: str | None = setting(
         None,
         Option((PLAN,), "write the plan to a file", "FILE"),

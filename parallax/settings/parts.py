@@ -127,19 +127,17 @@ class CheckPointConfig:
     save_ckpt_steps: int | None = None
     save_ckpt_secs: float | None = None
     whole_every: int = setting(1, Option((RUN,), "one of K checkpoints is whole (default 1)", "K", parse=positive))
-    keep_last: int | None = setting(5, Option((RUN,), "keep the last K checkpoints (default 5)", "K", parse=positive))
-    keep_every_hours: float | None = setting(
-        None, Option((RUN,), "of older ones keep one every H hours", "H", parse=float)
-    )
-    beside_training: bool = setting(True, Option((RUN,), "training waits while checkpoints are written", const=False))
+    keep_last: int | None = setting(5, Option((RUN,), "checkpoints to keep (default 5)", "K", parse=positive))
+    keep_every_hours: float | None = setting(None, Option((RUN,), "also keep one every H hours", "H", parse=float))
+    beside_training: bool = setting(True, Option((RUN,), "pause training to write checkpoints", const=False))
     preemption_grace_s: float = setting(
-        25.0, Option((RUN,), "at SIGTERM, save and end within S seconds (default 25)", "S", parse=float)
+        25.0, Option((RUN,), "seconds to save and end at SIGTERM (default 25)", "S", parse=float)
     )
     folder_timeout_s: float = setting(
         600.0,
         Option(
             (RUN,),
-            "end the job when its folder hangs for S seconds (default 600)",
+            "end the job if its folder hangs (default 600)",
             "S",
             parse=float,
         ),
@@ -149,7 +147,7 @@ class CheckPointConfig:
         Option((RUN, PLAN), "copy the state to hosts' memory every K steps", "K", parse=positive),
     )
     memory_dir: Path | str = setting(
-        "/dev/shm", Option((RUN,), "a file system in memory (default /dev/shm)", "DIR", parse=absolute)
+        "/dev/shm", Option((RUN,), "file system in memory (default /dev/shm)", "DIR", parse=absolute)
     )
 
     @property
@@ -206,11 +204,11 @@ class TableConfig:
     )
     whole_bytes: int = setting(
         4 * 2**30,
-        Option((RUN,), "one process holds at most N bytes of large Keras variables", "N", parse=positive),
+        Option((RUN,), "limit for one process's large Keras variables", "N", parse=positive),
     )
     tables_dir: Path | str | None = setting(
         None,
-        Option((RUN,), "where `fit` leaves the variables of larger models", "DIR", parse=absolute),
+        Option((RUN,), "where `fit` writes larger models' variables", "DIR", parse=absolute),
     )
 
     def __post_init__(self) -> None:
@@ -322,9 +320,9 @@ class RestartConfig:
         ConfigError: when a value breaks its rule.
     """
 
-    max_restarts: int = setting(0, Option((RUN,), "restart a failed job at most N times", "N", parse=positive))
+    max_restarts: int = setting(0, Option((RUN,), "most restarts of a failed job", "N", parse=positive))
     min_hosts: int | None = setting(
-        None, Option((RUN,), "with --max-restarts: leave out failed hosts, as long as M remain", "M", parse=positive)
+        None, Option((RUN,), "with --max-restarts: leave out failed hosts while M remain", "M", parse=positive)
     )
 
     no_spare: bool = setting(False, Option((RUN,), "with --max-restarts: keep no processes ready", const=True))
