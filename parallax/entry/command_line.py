@@ -14,31 +14,28 @@ from parallax.settings.options import CALIBRATE, CHECKPOINT, DIFF, DOCTOR, OF_SC
 
 _DESCRIPTIONS = {
     "run": "Trains a script on all workers. Prints the plan, and the workers' output.",
-    "plan": "Prints the plan of a script's graph. Starts nothing, and ends a script that trains before it calls "
+    "plan": "Prints the plan of a script. Starts nothing, and ends a script that trains before calling "
     "parallax.parallel_run. Exit status 1: --memory finds too little.",
-    "verify": "Trains some steps on N workers and in one process, and compares every variable and slot.",
-    "check": "Builds a script's graph twice, and prints what a run would refuse and what is suspicious. "
-    "Starts no workers.",
-    "calibrate": "Measures links and collectives of the hosts and writes a cluster profile. "
-    "Nothing else should run there.",
-    "doctor": "Checks the hosts of a job and their links, and prints problems and remedies. Exit status 1: a problem.",
-    "profile": "Counts the rows that the steps of a script touch and writes a model profile. Trains nothing.",
+    "verify": "Trains N workers and one process, and compares every variable and slot.",
+    "check": "Builds a script's graph twice, and prints what is refused or suspicious. Starts no workers.",
+    "calibrate": "Measures hosts' links and collectives for a cluster profile. Nothing else should run there.",
+    "doctor": "Checks a job's hosts and links, and prints problems and remedies. Exit status 1: a problem.",
+    "profile": "Counts the rows that a script's steps touch, for a model profile. Trains nothing.",
     "show": "Prints a plan file.",
     "diff": "Prints how two plan files differ. Exit status 1: they differ.",
     "simulate": "Predicts step time, throughput, efficiency and memory of a script on other clusters. Starts nothing.",
-    "setup": "Compiles the native libraries and Horovod, after an installation from a wheel with the extra `build`.",
+    "setup": "Compiles the native libraries and Horovod after installing a wheel with the extra `build`.",
     "checkpoint": "Lists a folder's checkpoints, verifies them, exports one, or makes increments whole.",
-    "completion": "Prints a script with which a shell completes the command line. For bash: "
-    '`eval "$(parallax completion bash)"`.',
+    "completion": 'Prints a shell\'s completion script. For bash: `eval "$(parallax completion bash)"`.',
 }
 _SHELLS = ("bash", "zsh", "tcsh")
 _FILES = ("FILE", ".json", "script")
 _FOLDERS = ("DIR", "FOLDER")
 _CHECKPOINT_DESCRIPTIONS = {
-    "ls": "Lists the checkpoints of a folder.",
+    "ls": "Lists a folder's checkpoints.",
     "verify": "Compares every byte of a folder's checkpoints with its checksum. Exit status 1: one is damaged.",
     "compact": "Writes a whole checkpoint of the latest one and its increments. No job may run.",
-    "export": "Writes a SavedModel of the forward part of a script's graph, with a checkpoint's values. "
+    "export": "Writes a SavedModel of a script's forward graph, with a checkpoint's values. "
     "With --plain, which needs no script, writes a checkpoint for plain TensorFlow.",
 }
 
@@ -57,7 +54,7 @@ def command_parser() -> argparse.ArgumentParser:
                 option.add_to(_group(made[command], option.excludes) if option.excludes else made[command], setting)
     made[RUN].add_argument("--dry-run", action="store_true", help="only print the command")
     _of_calibrate(made[CALIBRATE])
-    made[DOCTOR].add_argument("--ckpt-dir", metavar="DIR", help="also check this folder for checkpoints")
+    made[DOCTOR].add_argument("--ckpt-dir", metavar="DIR", help="also check a checkpoint folder")
     _of_simulate(made[SIMULATE])
     for command in OF_SCRIPTS:
         script = made[command].add_argument("script", help="the script, as it would be given to python")
@@ -130,7 +127,7 @@ def _group(parser: argparse.ArgumentParser, name: str) -> argparse._MutuallyExcl
 
 def _of_calibrate(calibrate: argparse.ArgumentParser) -> None:
     """Adds the options of `parallax calibrate` alone."""
-    calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile to write")
+    calibrate.add_argument("-o", "--output", required=True, metavar="FILE", help="profile to write")
     calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     calibrate.add_argument(
         "--from",
@@ -138,23 +135,21 @@ def _of_calibrate(calibrate: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="measure nothing: derive the profile from that of other hosts",
+        help="measure nothing; derive the profile from other hosts'",
     )
     calibrate.add_argument("--share-cores", action="store_true", help="with --from: the hosts share cores as measured")
 
 
 def _of_simulate(simulate: argparse.ArgumentParser) -> None:
     """Adds the options of `parallax simulate` alone."""
-    simulate.add_argument(
-        "--hosts", type=_numbers, required=True, metavar="N,N,...", help="numbers of hosts, as 8,64,512"
-    )
-    simulate.add_argument("--workers-per-host", type=positive, metavar="K", help="workers of every host")
+    simulate.add_argument("--hosts", type=_numbers, required=True, metavar="N,N,...", help="numbers, as 8,64,512")
+    simulate.add_argument("--workers-per-host", type=positive, metavar="K", help="on every host")
     links = simulate.add_mutually_exclusive_group()
-    links.add_argument("--link-rate", type=_rate, metavar="RATE", help="rate of every link, as 10gbit")
-    links.add_argument("--scale-links", type=float, default=1.0, metavar="X", help="links X times as fast as measured")
-    simulate.add_argument("--batch", type=float, default=1.0, metavar="X", help="a worker's batch X times as large")
-    simulate.add_argument("--vocabulary", type=float, default=1.0, metavar="X", help="X times the rows of tables")
-    simulate.add_argument("--width", type=float, default=1.0, metavar="X", help="rows of tables X times as wide")
+    links.add_argument("--link-rate", type=_rate, metavar="RATE", help="of every link, as 10gbit")
+    links.add_argument("--scale-links", type=float, default=1.0, metavar="X", help="factor for measured rates")
+    simulate.add_argument("--batch", type=float, default=1.0, metavar="X", help="factor for a worker's batch")
+    simulate.add_argument("--vocabulary", type=float, default=1.0, metavar="X", help="factor for tables' rows")
+    simulate.add_argument("--width", type=float, default=1.0, metavar="X", help="factor for rows' width")
 
 
 def _of_checkpoint(checkpoint: argparse.ArgumentParser) -> None:
@@ -167,18 +162,21 @@ def _of_checkpoint(checkpoint: argparse.ArgumentParser) -> None:
     for name in ("ls", "verify", "compact"):
         made[name].add_argument("folder", metavar="FOLDER", help="of checkpoints")
     export = made["export"]
-    for name, what in (("input", "feed (default: the placeholders that outputs need)"), ("output", "fetch")):
+    for name, what, default in (
+        ("input", "feed", " (default: the placeholders that outputs need)"),
+        ("output", "fetch", ""),
+    ):
         export.add_argument(
             f"--{name}",
             dest=f"{name}s",
             action="append",
             default=[],
             metavar="[NAME=]TENSOR",
-            help=f"a tensor to {what}; NAME is for the signature",
+            help=f"to {what}, as NAME in the signature{default}",
         )
     export.add_argument("--plain", action="store_true", help="write a checkpoint instead")
     export.add_argument("checkpoint", metavar="CHECKPOINT", help="a prefix, or a folder for its latest")
-    export.add_argument("folder", metavar="FOLDER", help="where it goes: empty or missing")
+    export.add_argument("folder", metavar="FOLDER", help="empty or missing")
     export.add_argument("script", nargs="?", metavar="SCRIPT", help="the script, as it would be given to python")
     export.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
 

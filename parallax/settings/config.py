@@ -203,7 +203,7 @@ class Config:
             ("--cluster",),
             parse=absolute,
         ),
-        Option((PROFILE,), "the cluster profile that it belongs to", "FILE", ("--cluster",), parse=absolute),
+        Option((PROFILE,), "the cluster profile it belongs to", "FILE", ("--cluster",), parse=absolute),
         Option((DOCTOR,), "compare links with this profile", "FILE", ("--cluster",), parse=absolute),
         rule=checks.path_or_none,
     )

@@ -114,7 +114,7 @@ class Settings:
             ("-r",),
             excludes="machines",
         ),
-        Option((SIMULATE,), "resource file whose hosts are copied", "FILE", ("-r",)),
+        Option((SIMULATE,), "file whose hosts are copied", "FILE", ("-r",)),
     )
     graph: str | None = setting(None, Option((RUN, PLAN), "write workers' graphs for TensorBoard", "DIR"))
     cluster_profile: str | None = None
@@ -151,21 +151,21 @@ class Settings:
     verify_first: int | None = setting(None, Option((RUN,), "compare K updates with one process", "K", parse=positive))
     json: str | None = setting(
         None,
-        Option((PLAN,), "write the plan to a file", "FILE"),
-        Option((DOCTOR,), "write what was found to a file", "FILE"),
+        Option((PLAN,), "write the plan", "FILE"),
+        Option((DOCTOR,), "write the findings", "FILE"),
     )
     explain: str | None = setting(None, Option((PLAN, SHOW), "everything about it", "VARIABLE"))
     memory: bool | None = setting(
         None,
-        Option((PLAN,), "the memory of every process and the largest batch (also for --json)", const=True),
+        Option((PLAN,), "every process's memory and the largest batch (also for --json)", const=True),
     )
     all: bool | None = setting(None, Option((PLAN, SHOW), "a row per variable", const=True))
     html: str | None = setting(None, Option((PLAN, SIMULATE, SHOW), "page for a browser", "FILE", parse=absolute))
     what_if: str | None = None
     steps: int | None = setting(
         None,
-        Option((VERIFY,), "steps on both sides (default 5)", "K", parse=positive),
-        Option((PROFILE,), "batches of each worker (default 20)", "K", parse=positive),
+        Option((VERIFY,), "on both sides (default 5)", "K", parse=positive),
+        Option((PROFILE,), "batches per worker (default 20)", "K", parse=positive),
     )
     feeds: str | None = setting(
         None, Option((VERIFY, PROFILE), "FILE.npz, or FILE.py:FUNCTION(step, worker, num_workers)", "FILE")
@@ -186,11 +186,9 @@ class Settings:
         None,
         Option((VERIFY,), "also check every tensor", const=True),
     )
-    joined_args: str | None = setting(
-        None, Option((VERIFY,), "the script's arguments for the one process", "ARGS", parse=_one_a_line)
-    )
-    init: str | None = setting(None, Option((PROFILE,), "the op that initializes an iterator", "NAME", repeats=True))
-    compute: bool | None = setting(None, Option((PROFILE,), "also time some steps in one process", const=True))
+    joined_args: str | None = setting(None, Option((VERIFY,), "the one process's arguments", "ARGS", parse=_one_a_line))
+    init: str | None = setting(None, Option((PROFILE,), "op that initializes an iterator", "NAME", repeats=True))
+    compute: bool | None = setting(None, Option((PROFILE,), "also time steps in one process", const=True))
     output: str | None = setting(None, Option((PROFILE,), "default: parallax-profile-GRAPH.json", "FILE", ("-o",)))
     job_folder: str | None = None
     stand_by: str | None = None
