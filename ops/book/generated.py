@@ -196,12 +196,12 @@ def _meaning(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
     notes = [(action.help or "").replace("%%", "%")]
     for group in parser._mutually_exclusive_groups:
         if action in group._group_actions:
-            others = [other.option_strings[0] for other in group._group_actions if other is not action]
-            notes.append(f"not with {', '.join(f'`{other}`' for other in others)}")
+            later = group._group_actions[group._group_actions.index(action) + 1 :]
+            notes += [f"not with `{other.option_strings[0]}`" for other in later]  # said once for a pair
     if action.required and action.option_strings:
         notes.append("required")
     if isinstance(action, argparse._AppendAction):
-        notes.append("may be given several times")
+        notes.append("repeatable")
     return "; ".join(notes)
 
 
@@ -219,6 +219,8 @@ _EVIDENT = (
     ("`ARGS`", "its arguments"),
     ("`FOLDER`", "of checkpoints"),
     ("`{bash,zsh,tcsh}`", "the shell"),
+    ("`A.json`", "a plan file"),
+    ("`B.json`", "another"),
 )
 """Rows that repeat the usage of a command."""
 
