@@ -122,51 +122,50 @@ class Config:
 
     Attributes:
         run_option: `HYBRID`, None: by variable. `MPI`: no servers. `PS`: all variables with a gradient on servers.
-        average_sparse: True: gradient rows are the mean over the global batch. False: their sum over the workers.
-        sess_config: a ConfigProto of the sessions.
-        redirect_path: a folder for copies of the workers' output (`call-2` for a script's second job).
-        search_partitions: for tables on servers, try numbers of partitions in the first steps and keep the best. Not
-            with sync=False.
-        export_graph_path: a folder for each worker's graph.
+        average_sparse: average gradient rows over the global batch. False: sum them over the workers.
+        sess_config: the sessions' ConfigProto.
+        redirect_path: folder for copies of the workers' output (`call-2` for a script's second job).
+        search_partitions: find the best number of partitions of tables on servers in the first steps. Not with
+            sync=False.
+        export_graph_path: folder for workers' graphs.
         communication_config: servers and mpirun.
         ckpt_config: checkpoints.
         profile_config: traces.
-        workers: without a resource file. None: one per GPU, or two without a GPU.
+        workers: without a resource file. None: one per GPU, else two.
         variables: variable name -> Variable.
-        routes: variable name -> its `route`.
-        partitions: variable name -> its `partitions`.
-        touched_rows: variable name -> its `touched_rows`.
-        plan_file: a plan of `parallax plan --json`, used unchanged.
+        routes: variable name -> `route`.
+        partitions: variable name -> `partitions`.
+        touched_rows: variable name -> `touched_rows`.
+        plan_file: of `parallax plan --json`, used unchanged.
         cluster_profile: of `parallax calibrate`; plans then minimize predicted seconds.
         model_profile: of this graph's steps; overrides static shapes, not `touched_rows`.
-        tables: large variables of Keras models.
-        replan: plans of a running job: a ReplanConfig or its mode.
+        tables: large Keras variables.
+        replan: a ReplanConfig or its mode.
         restart: restarts of a failed job.
-        wire_dtype: `bfloat16` or `float16`: half precision on the wire for float32 rows and gradients.
-        accumulate_steps: batches for one update, weighed by their examples: each `run` of a script's train_op is one.
-            Keras and `parallax.function`: micro-batches into which a step's batch is cut, with the result of the whole
-            batch; where examples interact, each is a batch by itself, and the plan says so.
-        stages: cut the model: a number of stages, or the ops or layers that all but the last end with. `auto`: as many
-            as make the shortest step. None: no cut.
-        micro_batches: another word for `accumulate_steps`, for stages.
-        staleness: with `sync="bounded"`, how many runs a worker may be ahead of the slowest; 0: synchronous servers.
-        islands: train islands of workers by themselves, and average them now and then. None: all workers together.
-        examples: of a worker's batch, where the graph leaves it open: for the memory and the stages of a plan.
-        lazy_updates: whether rows without a gradient are updated when they are read, with the same result, not in every
-            step.
+        wire_dtype: `bfloat16` or `float16` on the wire, for float32 rows and gradients.
+        accumulate_steps: batches per update, weighed by their examples: each `run` of a script's train_op is one.
+            Keras and `parallax.function`: micro-batches of a step's batch, with the result of the whole batch; where
+            examples interact, each is a batch by itself, and the plan says so.
+        stages: a number of them, or the ops or layers that end all but the last. `auto`: as many as make the shortest
+            step. None: no cut.
+        micro_batches: another name of `accumulate_steps`, for stages.
+        staleness: with `sync="bounded"`, runs that a worker may be ahead of the slowest; 0: synchronous servers.
+        islands: train islands of workers by themselves, and average them now and then. None: all together.
+        examples: of a worker's batch, where the graph leaves it open, for a plan's memory and stages.
+        lazy_updates: update rows without a gradient when they are read, not in every step, with the same result.
         layouts: compute losses of a script's graph on the global batch. None: average gradients where that is
             impossible; the plan says why. True: refuse such a graph. False: always average.
-        gather_limit: refuse a plan in which a step all-gathers more bytes, of tensors of known length.
-        batch_norm: statistics of the `global` batch or of each worker's `own`, whose moving averages are means. In a
-            graph of TF1, fused ones.
-        overlap: a `run` returns when its fetches are computed, and updates overlap with the next one. Not with servers.
-        compute_dtype: `bfloat16`: matrix products and convolutions in bfloat16, on CPUs with oneDNN.
+        gather_limit: refuse a plan whose step all-gathers more bytes of tensors of known length.
+        batch_norm: statistics of the `global` batch or each worker's `own`, whose moving averages are means. In TF1
+            graphs: fused ones.
+        overlap: a `run` returns once its fetches are computed, and updates overlap with the next. Not with servers.
+        compute_dtype: `bfloat16` for matrix products and convolutions, on CPUs with oneDNN.
         guard: compare workers now and then; a difference ends the job. Not with sync=False.
         seed: of random numbers that the script does not seed. None: drawn and printed.
         stall_timeout_s: seconds that a worker may wait for others in a `run`; `math.inf`: forever.
-        host_timeout_s: seconds that a host may take to answer before the start; `math.inf`: forever.
+        host_timeout_s: seconds for a host to answer before the start; `math.inf`: forever.
         hooks: SessionRunHooks for all workers.
-        chief_only_hooks: SessionRunHooks for worker 0; they fetch no sharded table.
+        chief_only_hooks: SessionRunHooks for worker 0, which fetch no sharded table.
 
     Raises:
         ConfigError: when a value breaks its rule.
