@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import inspect
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -77,10 +76,17 @@ def resource_keys_text() -> str:
 def commands() -> str:
     """Returns the options that several commands of `parallax` share, and a section for each command or action."""
     parsers = list(_commands(command_line.command_parser()))
-    counts = Counter(row for _, parser in parsers for row in _rows(parser))
-    shared = [row for row in counts if counts[row] > 1 and row[0].startswith("`-")]
-    head = f"## Options of several commands\n\n{_listed(shared)}"
-    return "\n".join([head, *(_command(name, parser, shared) for name, parser in parsers)])
+    names_by_row: dict[tuple[str, str], list[str]] = {}
+    for name, parser in parsers:
+        for row in _rows(parser):
+            names_by_row.setdefault(row, []).append(f"`{name}`")
+    shared = [row for row, names in names_by_row.items() if len(names) > 1 and row[0].startswith("`-")]
+    rows_by_names: dict[str, list[tuple[str, str]]] = {}
+    for row in shared:
+        rows_by_names.setdefault(", ".join(names_by_row[row]), []).append(row)
+    groups = [f"{names}:\n\n{_listed(rows)}" for names, rows in rows_by_names.items()]
+    sections = [_command(name, parser, shared) for name, parser in parsers]
+    return "\n".join(["## Options of several commands\n", *groups, *sections])
 
 
 def _commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -149,8 +155,6 @@ def _command(name: str, parser: argparse.ArgumentParser, shared: Sequence[tuple[
     words = [f"parallax {name}", *(_usage(a) for a in options if a.required), *["[OPTIONS]"][: len(options)]]
     usage = " ".join(words + [_usage(action) for action in positional])
     parts = [f"## parallax {name}", str(parser.description), f"`{usage}`"]
-    if named := [f"`{_spelled(a)}`" for a in options if _row(a, parser) in shared]:
-        parts.append(f"Shared options: {', '.join(named)}.")
     if own := [row for row in _rows(parser) if row not in shared and row not in _EVIDENT]:
         parts.append(_listed(own).rstrip())
     return "\n\n".join(parts) + "\n"
@@ -168,11 +172,6 @@ def _row(action: argparse.Action, parser: argparse.ArgumentParser) -> tuple[str,
 
 def _options_in(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [a for a in parser._actions if a.option_strings and not isinstance(a, argparse._HelpAction)]
-
-
-def _spelled(action: argparse.Action) -> str:
-    """Returns an option's long spelling, which is the setting's own; else its first one."""
-    return next((word for word in action.option_strings if word.startswith("--")), action.option_strings[0])
 
 
 def _usage(action: argparse.Action) -> str:

@@ -99,7 +99,7 @@ class Settings:
         None,
         Option(
             (RUN, PLAN, VERIFY, CHECK, CALIBRATE, DOCTOR, PROFILE),
-            "workers on this machine",
+            "workers on this machine (default: one per GPU, else two)",
             "N",
             parse=positive,
             excludes="machines",
