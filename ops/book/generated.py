@@ -38,7 +38,7 @@ def with_generated(text: str) -> str:
 
 
 def settings() -> str:
-    """Returns a table for Config, and for each class that is a part of it or of a setting."""
+    """Returns a list for Config, and for each class that is a part of it or of a setting."""
     return "\n".join(_settings_of(cls) for cls in (*_parts(Config()), Variable))
 
 
@@ -116,10 +116,10 @@ def _settings_of(cls: type) -> str:
     words = attributes_of(cls)
     summary = (inspect.getdoc(cls) or "").partition("\n\n")[0]
     rows = [
-        (f"`{field.name}`", f"`{_default(field)}`{_kind(field)}", f"{words[field.name]}{_options(field)}")
+        (f"`{field.name}` (`{_default(field)}`{_kind(field)})", f"{words[field.name]}{_options(field)}")
         for field in dataclasses.fields(cls)
     ]
-    return f"## {cls.__name__}\n\n{summary}\n\n{_table(('setting', 'default', 'meaning'), rows)}"
+    return f"## {cls.__name__}\n\n{summary}\n\n{_listed(rows)}"
 
 
 def _parts(config: Any) -> Iterator[type]:

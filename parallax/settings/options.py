@@ -1,7 +1,7 @@
 """Declares settings: a field has a default, a rule, and the command-line options that set it.
 
 From this declaration, and a field of the same name in `environment.Settings` where there is an option, follow the check
-at assignment, `parallax COMMAND --the-field`, the environment variable PARALLAX_THE_FIELD, and the tables of
+at assignment, `parallax COMMAND --the-field`, the environment variable PARALLAX_THE_FIELD, and the lists of
 docs/config.md and docs/command_line.md.
 """
 
