@@ -51,7 +51,7 @@ class MPIConfig:
     """mpirun.
 
     Attributes:
-        mpirun_options: words for its command; a string is split as by a shell.
+        mpirun_options: words for mpirun's command; a string is split as by a shell.
         use_allgatherv: no effect.
 
     Raises:
@@ -109,13 +109,13 @@ class CheckPointConfig:
         ckpt_dir: the folder.
         save_ckpt_steps: steps between checkpoints.
         save_ckpt_secs: seconds between checkpoints.
-        whole_every: one in so many is whole; the others are increments.
-        keep_last: whole ones that are kept, with their increments; None for all.
-        keep_every_hours: hours between older ones that are kept too.
-        beside_training: whether training goes on while one is written.
+        whole_every: one of so many checkpoints is whole; the others are increments.
+        keep_last: whole checkpoints that are kept, with their increments; None for all.
+        keep_every_hours: of older ones, also keep one every so many hours.
+        beside_training: whether training goes on while a checkpoint is written.
         preemption_grace_s: seconds to save and end after SIGTERM to the launcher. Kubernetes kills after 30.
-        folder_timeout_s: seconds without the folder's answer that end the job; `math.inf`: forever.
-        memory_steps: steps between copies of the state to hosts' memory, for restarts.
+        folder_timeout_s: seconds without an answer from the folder that end the job; `math.inf`: forever.
+        memory_steps: steps between copies of the state to the memory of hosts, for restarts.
         memory_dir: a file system in memory, on every host.
 
     Raises:
@@ -190,9 +190,10 @@ class TableConfig:
     """Large Keras variables.
 
     Attributes:
-        traced_bytes: bytes from which owners initialize a variable.
-        whole_bytes: most bytes of these that one process holds whole. For larger models `fit` writes a checkpoint.
-        tables_dir: for these checkpoints, on worker 0's machine.
+        traced_bytes: owners initialize variables of so many bytes and more.
+        whole_bytes: most bytes of these that one process holds whole. For models with more, `fit`
+            writes a checkpoint.
+        tables_dir: the folder of these checkpoints, on worker 0's machine.
 
     Raises:
         ConfigError: when a value breaks its rule.
@@ -223,10 +224,10 @@ class ProfileConfig:
     """The steps to trace; none without a folder.
 
     Attributes:
-        profile_dir: the folder.
-        profile_steps: their numbers.
-        profile_range: or the first step, and the one after the last.
-        profile_worker: a rank; None for all.
+        profile_dir: a folder for the traces.
+        profile_steps: the steps to trace.
+        profile_range: or the first step to trace, and the one after the last.
+        profile_worker: the rank to trace; None for all.
 
     Raises:
         ConfigError: when a value breaks its rule; steps and range, or neither, are given for a folder.
@@ -276,10 +277,10 @@ class ReplanConfig:
     """A better plan for a running job.
 
     Attributes:
-        mode: `off`: nothing. `ask`: print and write it. `on`: switch to it.
-        margin: share of the predicted step by which it must be faster.
+        mode: `off`: nothing. `ask`: print and write the plan. `on`: switch to it.
+        margin: share of the predicted step by which the other plan must be faster.
         after_steps: steps before plans are compared.
-        plan_file: where worker 0 writes it, by default `parallax-plan-GRAPH.json`. No option.
+        plan_file: where worker 0 writes the other plan, by default `parallax-plan-GRAPH.json`. No option.
 
     Raises:
         ConfigError: when a value breaks its rule.
@@ -312,9 +313,9 @@ class RestartConfig:
     """Restarts of a failed job.
 
     Attributes:
-        max_restarts: how often it restarts from the latest checkpoint.
+        max_restarts: how often a failed job restarts from the latest checkpoint.
         min_hosts: leave out hosts that do not answer or fail again while so many remain. None: all are needed.
-        no_spare: keep no processes waiting.
+        no_spare: keep no processes waiting for a restart.
 
     Raises:
         ConfigError: when a value breaks its rule.

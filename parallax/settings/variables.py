@@ -17,12 +17,12 @@ FIELD_BY_MAPPING = {"routes": "route", "partitions": "partitions", "touched_rows
 @checks.refuse_unknown
 @dataclass(frozen=True)
 class Variable:
-    """Overrides for one variable; None: by the plan.
+    """Overrides for one variable; None leaves a setting to the plan.
 
     Attributes:
         route: `allreduce`, `allgather`, `alltoall` or `ps`.
         partitions: on servers.
-        touched_rows: distinct rows a worker reads per step, where shapes do not tell.
+        touched_rows: distinct rows that a worker reads in a step, where shapes do not tell.
         memory_hosts: with `memory_steps`, hosts that hold each row: 2 (the default), or 1, with which a lost host's
             rows restart from initial values.
 
