@@ -137,7 +137,7 @@ class CheckPointConfig:
         600.0,
         Option(
             (RUN,),
-            "end the job if its folder hangs (default 600)",
+            "end the job if its folder hangs for S seconds (default 600)",
             "S",
             parse=float,
         ),
