@@ -130,6 +130,54 @@ LOSSES: Mapping[str, tuple[Callable[[int | None], Any], Feed | None]] = {
 }
 
 
+class Cell:
+    """A recurrent cell that scales its inputs."""
+
+    state_size = output_size = 4
+
+    def __init__(self, scale: Any) -> None:
+        self.scale = scale
+
+    def zero_state(self, batch: Any, dtype: Any) -> Any:
+        return tf.zeros([batch, 4], dtype)
+
+    def get_initial_state(self, inputs: Any = None, batch_size: Any = None, dtype: Any = None) -> Any:
+        return tf.zeros([batch_size, 4], dtype)
+
+    def __call__(self, inputs: Any, state: Any, scope: Any = None) -> Any:
+        state = tf.tanh(inputs * self.scale + project(state, 4, "recurrent"))
+        state.set_shape([inputs.shape[0], 4])
+        return state, state
+
+
+def scale_in_a_loop(rows: int | None) -> Any:
+    x, y = read_vectors(rows)
+    _, h = v1.nn.dynamic_rnn(Cell(unstated("extra")), tf.stack([x, tf.abs(x)], 1), dtype=tf.float32)
+    return tf.sqrt(tf.reduce_mean(find_errors(h, y)))
+
+
+def end_sequences(rows: int | None) -> Any:
+    x, y = read_vectors(rows)
+    lengths = unstated("extra", tf.int32)
+    _, h = v1.nn.dynamic_rnn(Cell(0.5), tf.stack([x, tf.abs(x)], 1), sequence_length=lengths, dtype=tf.float32)
+    return tf.sqrt(tf.reduce_mean(find_errors(h, y)))
+
+
+def scale_in_a_branch(rows: int | None) -> Any:
+    x, y = read_vectors(rows)
+    scale = unstated("extra")
+    scaled = tf.cond(tf.reduce_sum(x) > 0.0, lambda: x * scale, lambda: tf.abs(x))
+    scaled.set_shape([rows, 4])
+    return tf.sqrt(tf.reduce_mean(find_errors(scaled, y)))
+
+
+CONTROL_FLOW: Mapping[str, tuple[Callable[[int | None], Any], Feed]] = {
+    "a factor in a loop": (scale_in_a_loop, rate),
+    "lengths of sequences": (end_sequences, lambda rng, rows: rng.randint(1, 3, [rows])),
+    "a factor in a branch": (scale_in_a_branch, rate),
+}
+
+
 def minimize(find_loss: Callable[[int | None], Any]) -> Callable[[int | None], Any]:
     return lambda rows: v1.train.AdagradOptimizer(0.1).minimize(find_loss(rows))
 
@@ -141,6 +189,17 @@ def test_what_is_fed_to_a_placeholder_without_a_shape_is_each_workers(case: str,
     feeds = {"x": normal(4), "y": normal()} | ({} if feed is None else {"extra": feed})
     found = tried(minimize(find_loss), feeds, is_open=is_open, control_flow_v2=not is_old)
     assert (found.kind, found.message, found.notes, found.gathers) == ("equal", "", (), ())
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("case", CONTROL_FLOW)
+def test_loops_and_branches_read_placeholders_without_a_shape(case: str, is_old: bool, is_open: bool) -> None:
+    find_loss, feed = CONTROL_FLOW[case]
+    feeds = {"x": normal(4), "y": normal(), "extra": feed}
+    found = tried(minimize(find_loss), feeds, is_open=is_open, control_flow_v2=not is_old)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())
+    assert not found.gathers or (case, is_old, is_open) == ("lengths of sequences", False, False)
 
 
 @pytest.mark.parametrize("is_open", [False, True])

@@ -18,7 +18,7 @@ import tensorflow as tf
 from parallax.analysis.reading.batch_norm import with_plain_normalizations
 from parallax.analysis.reading.batches.find_open_batches import mark_open_batches
 from parallax.analysis.reading.batches.open_fixed_batch import OpenedGraph, open_fixed_batch
-from parallax.analysis.reading.batches.unstated_shapes import state_shapes
+from parallax.analysis.reading.batches.unstated_shapes import find_unstated, state_shapes
 from parallax.analysis.reading.construction.digests import fingerprint
 from parallax.analysis.reading.construction.launcher_graph import export_graph
 from parallax.analysis.reading.construction.measured_tensors import measured_in
@@ -189,7 +189,7 @@ def capture(
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
     view = _with_initial_shapes(graph, view, is_open) if is_open else view
     if synchronous and by_layouts is not False:
-        view = state_shapes(view)
+        view = _with_placeholders_shapes(view)
     added, sums = with_rows_added_once(view.graph_def, view)
     view = view if added is view.graph_def else GraphView(added)
     lazy: tuple[LazyTable, ...] = ()
@@ -266,6 +266,14 @@ def _lower_control_flow(
     added = lowered.nodes.keys() - view.nodes.keys()
     of_autodiff = [record.ops | {node for node in added if conditional_of(node) in record.ops} for record in records]
     return lowered, tuple(replace(record, ops=ops) for record, ops in zip(records, of_autodiff, strict=True))
+
+
+def _with_placeholders_shapes(view: GraphView) -> GraphView:
+    """The graph with the shapes of placeholders that the script has created without one, where ops decide them."""
+    if not find_unstated(view):
+        return view
+    has_branches = has_control_flow(view.graph_def)
+    return state_shapes(view, GraphView(infer_shapes(_flat(view.graph_def, True)[0])) if has_branches else view)
 
 
 def _with_initial_shapes(graph: Graph, view: GraphView, is_open: set[str]) -> GraphView:

@@ -31,9 +31,11 @@ from parallax.analysis.reading.batches.open_lengths import (
     find_open_axis,
     find_open_lengths,
     find_picked,
+    find_shape_value,
     find_vector,
     fixed_shape,
     is_constant_along,
+    is_open_length,
     iterate_inputs,
 )
 from parallax.analysis.reading.batches.unclassified_constants import (
@@ -217,9 +219,9 @@ class BatchConstants:
 
     def _open_comparison(self, inferred: GraphView, node: NodeDef) -> None:
         """Replaces a constant that is compared with the batch length, and equals it, with that length."""
-        one, other = (self._view.constant(tensor) for tensor in self._view.inputs(node.name))
+        one, other = (find_shape_value(self._view, tensor) for tensor in self._view.inputs(node.name))
         is_equal = one is not None and other is not None and np.array_equal(one, other)
-        is_made = [node_of(tensor) not in self._view.nodes for tensor in inferred.inputs(node.name)]
+        is_made = [is_open_length(self._view, inferred, tensor) for tensor in inferred.inputs(node.name)]
         if is_equal and any(is_made) and self._is_outside(node.name):
             self._changed.add(node.name)
             made = node.input[is_made.index(True)]

@@ -136,6 +136,21 @@ def find_vector(inferred: GraphView, tensor: str) -> Array | None:
     return np.concatenate([np.reshape(one, [-1]) for one in known]) if is_vector else None
 
 
+def find_shape_value(view: GraphView, tensor: str) -> Array | None:
+    """A constant, or the shape of a tensor, in the graph for the fixed batch; None where it is unknown."""
+    if view.op(node_of(tensor)) != "Shape":
+        return view.constant(tensor)
+    shape = fixed_shape(view, view.inputs(node_of(tensor))[0])
+    return None if shape is None else np.asarray(shape)
+
+
+def is_open_length(view: GraphView, inferred: GraphView, tensor: str) -> bool:
+    """Whether a tensor is computed from the open batch's length: it took a constant's place, or is an open shape."""
+    node = node_of(tensor)
+    is_shape = inferred.op(node) == "Shape" and None in (inferred.shape(inferred.inputs(node)[0]) or ())
+    return node not in view.nodes or is_shape
+
+
 def is_constant_along(value: Array, axis: int) -> bool:
     """Whether all entries along an axis are equal."""
     return bool(np.all(value == np.take(value, [0], axis)))

@@ -8,7 +8,7 @@ it has the first rank with which TensorFlow accepts the graph, and elementwise o
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -21,58 +21,74 @@ from parallax.graph.view import GraphView, node_of
 
 Shape = tuple[int | None, ...]
 
-_COPIES = ("Identity", "Cast", "EnsureShape")
+_COPIES = ("Identity", "Cast", "EnsureShape", "Enter", "RefEnter")
+_SWITCHES, _MERGES = ("Switch", "RefSwitch"), ("Merge", "RefMerge")
 _REDUCES = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
 _READS_SHAPE = ("Shape", "ShapeN", "Size", "Rank")
-_OF_SHAPES = ("BroadcastGradientArgs", "Reshape", "Fill", "Tile")
-_OPAQUE = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "Switch", "RefSwitch", "Enter", "RefEnter", "Assert", "PrintV2")
+_OF_SHAPES = ("BroadcastGradientArgs", "Reshape", "Fill", "Tile", "StackPushV2", "TensorListPushBack")
+_OPAQUE = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "Assert", "PrintV2")
 _SUMMARIES = ("ScalarSummary", "HistogramSummary", "WriteScalarSummary")
 _RULED = ("SparseSoftmaxCrossEntropyWithLogits", "ConcatV2", "MatMul", "BatchMatMulV2")
 _COMBINES = (*_RULED, "SoftmaxCrossEntropyWithLogits")
 """Ops that combine examples; TensorFlow decides the ranks of the inputs of the first ones."""
-_RANKS = (2, 1, 3, 4)
+_RANKS, _RANKS_OF_IDS = (2, 1, 3, 4), (1, 2, 3, 4)
 _VARIABLES = ("ReadVariableOp", "VariableV2", "Variable")
 
 
-def state_shapes(view: GraphView) -> GraphView:
+def find_unstated(view: GraphView) -> list[str]:
+    """The placeholders without a shape."""
+    return [node for node in view.nodes_of(("Placeholder", *DEFAULTS)) if view.shape(f"{node}:0") is None]
+
+
+def state_shapes(view: GraphView, lowered: GraphView) -> GraphView:
     """The graph with the shapes of placeholders without one, where ops decide them; the placeholders are marked.
 
     A scalar's shape is () and that of examples has an open length, or that of a fixed batch.
+
+    Args:
+        view: the graph.
+        lowered: the same without conditionals and loops at its top level, whose ops decide.
     """
-    for node in [node for node in view.nodes_of(("Placeholder", *DEFAULTS)) if view.shape(f"{node}:0") is None]:
-        sources = [
-            source for source in view.nodes_of((*SOURCES, *DEFAULTS)) if any(map(view.shape, view.outputs(source)))
-        ]
-        of_batches = view.descendants(sources, stops={node})
-        uses = _find_uses(view, node, of_batches, view.descendants(view.nodes_of(_VARIABLES)) - of_batches)
-        view = _state_shape(view, node, uses, sources, of_batches)
+    for node in find_unstated(view):
+        shape, lowered = _find_shape(lowered, node)
+        if shape is not None:
+            view = _try_shape(view, node, shape) or view
+            if view.shape(f"{node}:0") is not None or shape == ():
+                mark_stated_rank(view.nodes[node], len(shape))
     return view
 
 
-def _state_shape(view: GraphView, node: str, uses: _Uses, sources: Sequence[str], of_batches: Set[str]) -> GraphView:
+def _find_shape(view: GraphView, node: str) -> tuple[Shape | None, GraphView]:
+    """The shape of a placeholder, None where ops do not decide it; and the graph with it."""
+    sources = [one for one in view.nodes_of((*SOURCES, *DEFAULTS)) if any(map(view.shape, view.outputs(one)))]
+    of_batches = view.descendants(sources, stops={node})
+    uses = _find_uses(view, node, of_batches, view.descendants(view.nodes_of(_VARIABLES)) - of_batches)
     lengths = {(view.shape(tensor) or (None,))[0] for source in sources for tensor in view.outputs(source)}
     length = lengths.pop() if len(lengths) == 1 else None
-    for shape in _list_shapes(uses, length):
-        try:
-            stated = with_stated_shapes(view, {node: shape})
-        except tf.errors.InvalidArgumentError:
-            stated = None
-        is_decided = uses.is_reduced or uses.is_clear
+    shapes = _list_shapes(uses, length, tf.as_dtype(view.dtype(f"{node}:0")).is_floating)
+    is_decided = uses.is_reduced or uses.is_clear
+    for shape in shapes:
+        stated = _try_shape(view, node, shape)
         if stated is not None and (is_decided or _have_equal_ranks(stated, node, of_batches)):
-            mark_stated_rank(stated.nodes[node], len(shape))
-            return stated
-    if () in _list_shapes(uses, length):
-        mark_stated_rank(view.nodes[node], 0)
-    return view
+            return shape, stated
+    return () if () in shapes else None, view
 
 
-def _list_shapes(uses: _Uses, length: int | None) -> list[Shape]:
+def _try_shape(view: GraphView, node: str, shape: Shape) -> GraphView | None:
+    """The graph with a placeholder's shape; None where TensorFlow finds it invalid."""
+    try:
+        return with_stated_shapes(view, {node: shape})
+    except tf.errors.InvalidArgumentError:
+        return None
+
+
+def _list_shapes(uses: _Uses, length: int | None, is_real: bool) -> list[Shape]:
     """The shapes that a placeholder may have, the likeliest first."""
     if uses.is_reduced:
         return list(uses.partners) if len(uses.partners) == 1 else []
     if uses.is_clear:
         return [()] if uses.partners else []
-    return [] if uses.is_opaque else [(length, *[None] * (rank - 1)) for rank in _RANKS]
+    return [] if uses.is_opaque else [(length, *[None] * (rank - 1)) for rank in (_RANKS if is_real else _RANKS_OF_IDS)]
 
 
 def _have_equal_ranks(view: GraphView, placeholder: str, of_batches: Set[str]) -> bool:
@@ -88,7 +104,8 @@ def _have_equal_ranks(view: GraphView, placeholder: str, of_batches: Set[str]) -
         found = [shape for shape in (*shapes, *others) if shape != ()]
         if any(shape != () for shape in shapes) and any(shape != () for shape in others):
             is_combined = True
-            if None in found or (op not in _RULED and len({len(shape or ()) for shape in found}) > 1):
+            is_ruled = op in _RULED or (op == "Select" and len(view.shape(view.inputs(node)[0]) or ()) == 1)
+            if None in found or (not is_ruled and len({len(shape or ()) for shape in found}) > 1):
                 return False
     return is_combined
 
@@ -116,23 +133,31 @@ def _find_uses(view: GraphView, placeholder: str, of_batches: Set[str], of_varia
         tensor = waiting.pop()
         for edge in view.consumers(tensor):
             op, made = view.op(edge.node), view.outputs(edge.node)
+            if op == "IdentityN" and made[edge.slot] not in seen:
+                waiting.append(made[edge.slot])
+                seen.add(made[edge.slot])
             if op in _REDUCES and edge.slot == 0:
                 uses.is_reduced = True
-            elif op in ELEMENTWISE or op in _COPIES:
-                others = [one for one in view.inputs(edge.node) if one not in seen]
+            elif op in _SWITCHES and edge.slot == 1:
+                pass  # a predicate
+            elif op in ELEMENTWISE or op in (*_COPIES, *_SWITCHES, *_MERGES):
+                others = [one for one in view.inputs(edge.node)[: 1 if op in _SWITCHES else None] if one not in seen]
                 if all(view.shape(one) == () for one in others):
                     waiting += made
                     seen.update(made)
                 for one in others:
                     shape = view.shape(one)
-                    if shape and node_of(one) in of_batches:
-                        uses.partners.add(shape)
+                    if shape and op in _MERGES:
+                        uses.is_clear = False
+                    elif shape and node_of(one) in of_batches:
+                        is_choice = op == "Select" and edge.slot == 0  # which may choose whole examples
+                        uses.partners.add(shape[:1] if is_choice else shape)
                     elif shape and node_of(one) in of_variables:
                         uses.is_clear = False  # columns of features, perhaps
             elif op in _READS_SHAPE:
                 takers = {view.op(edge.node) for one in made for edge in view.consumers(one)}
                 uses.is_clear &= takers <= set(_OF_SHAPES)
-            elif op not in _SUMMARIES and not is_optimizer_update(op):
+            elif op not in (*_SUMMARIES, "IdentityN") and not is_optimizer_update(op):
                 uses.is_clear = False
                 uses.is_opaque |= takes_functions(op) or op in _OPAQUE
     return uses
