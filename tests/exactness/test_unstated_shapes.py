@@ -108,6 +108,24 @@ def classify_by_one_hot(rows: int | None) -> Any:
     return -tf.reduce_sum(tf.one_hot(unstated("extra", tf.int32), 3) * tf.nn.log_softmax(project(x, 3)))
 
 
+def convolve(rows: int | None) -> Any:
+    images = tf.reshape(unstated("extra"), [-1, 4, 4, 1])
+    hidden = tf.nn.relu(tf.nn.conv2d(images, v1.get_variable("kernel", [3, 3, 1, 2]), 2, "SAME"))
+    return tf.sqrt(tf.reduce_mean(tf.square(project(tf.reshape(hidden, [-1, 8]), 1) - read_vectors(rows)[1][:, None])))
+
+
+def look_up(rows: int | None) -> Any:
+    _, y = read_vectors(rows)
+    embedded = tf.nn.embedding_lookup(v1.get_variable("embedding", [9, 4]), unstated("extra", tf.int32))
+    embedded.set_shape([rows, 4])
+    return tf.sqrt(tf.reduce_mean(tf.square(project(embedded, 1)[:, 0] - y)))
+
+
+def decay_weights(rows: int | None) -> Any:
+    x, y = read_vectors(rows)
+    return tf.sqrt(tf.reduce_mean(find_errors(x, y))) + unstated("extra") * tf.nn.l2_loss(v1.trainable_variables()[0])
+
+
 def regress(rows: int | None) -> Any:
     x, _ = read_vectors(rows)
     return v1.losses.mean_squared_error(unstated("extra"), project(x, 1))
@@ -122,6 +140,9 @@ LOSSES: Mapping[str, tuple[Callable[[int | None], Any], Feed | None]] = {
     "a mask": (average_by_mask, positive),
     "a mask with a default": (average_by_default_mask, None),
     "a mask in place of a default": (average_by_default_mask, positive),
+    "images": (convolve, normal(16)),
+    "ids": (look_up, lambda rng, rows: rng.randint(0, 9, [rows])),
+    "a weight of variables": (decay_weights, rate),
     "features": (add_features, normal(4)),
     "labels of one-hot rows": (classify_one_hot, pick_one_hot),
     "labels that are classes": (classify, pick_class),
@@ -221,6 +242,6 @@ def test_a_scalar_is_refused_where_ops_need_examples() -> None:
     names = Names(analysed.captured.view, transform(analysed.captured.view, rewrites, Worker(0, 2, 7)))
     feeds = {"x:0": np.zeros([2, 4]), "y:0": np.zeros([2]), "extra:0": np.zeros([])}
     run = names.resolve(("truediv:0",), feeds)
-    with pytest.raises(SessionError, match=r"'extra:0' has no shape.*must have that rank, got the shape \(\)"):
+    with pytest.raises(SessionError, match=r"'extra:0' has no shape.*every feed must have; got the shape \(\)"):
         run.feeds(feeds)
     assert run.feeds({**feeds, "extra:0": np.zeros([2])}).keys() == feeds.keys()

@@ -8,8 +8,9 @@ it has the first rank with which TensorFlow accepts the graph, and elementwise o
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from math import prod
 
 import tensorflow as tf
 
@@ -32,7 +33,6 @@ _RULED = ("SparseSoftmaxCrossEntropyWithLogits", "ConcatV2", "MatMul", "BatchMat
 _COMBINES = (*_RULED, "SoftmaxCrossEntropyWithLogits")
 """Ops that combine examples; TensorFlow decides the ranks of the inputs of the first ones."""
 _RANKS, _RANKS_OF_IDS = (2, 1, 3, 4), (1, 2, 3, 4)
-_VARIABLES = ("ReadVariableOp", "VariableV2", "Variable")
 
 
 def find_unstated(view: GraphView) -> list[str]:
@@ -49,46 +49,73 @@ def state_shapes(view: GraphView, lowered: GraphView) -> GraphView:
         view: the graph.
         lowered: the same without conditionals and loops at its top level, whose ops decide.
     """
-    for node in find_unstated(view):
-        shape, lowered = _find_shape(lowered, node)
-        if shape is not None:
-            view = _try_shape(view, node, shape) or view
-            if view.shape(f"{node}:0") is not None or shape == ():
-                mark_stated_rank(view.nodes[node], len(shape))
+    unstated = find_unstated(view)
+    while unstated:  # one that is stated may decide another
+        uses = {node: _find_uses(lowered, node) for node in unstated}
+        found = {node: shape for node in unstated if (shape := _decide_shape(uses[node])) is not None}
+        if not found:
+            tried = ((node, _try_ranks(lowered, node, uses[node])) for node in unstated)
+            found = dict(next(([(node, shape)] for node, shape in tried if shape is not None), []))
+        if not found:
+            break
+        stated = _state_together(lowered, found)
+        view = stated if lowered is view else _state_together(view, found)
+        lowered = stated
+        unstated = [node for node in unstated if node not in found]
     return view
 
 
-def _find_shape(view: GraphView, node: str) -> tuple[Shape | None, GraphView]:
-    """The shape of a placeholder, None where ops do not decide it; and the graph with it."""
-    sources = [one for one in view.nodes_of((*SOURCES, *DEFAULTS)) if any(map(view.shape, view.outputs(one)))]
-    of_batches = view.descendants(sources, stops={node})
-    uses = _find_uses(view, node, of_batches, view.descendants(view.nodes_of(_VARIABLES)) - of_batches)
-    lengths = {(view.shape(tensor) or (None,))[0] for source in sources for tensor in view.outputs(source)}
-    length = lengths.pop() if len(lengths) == 1 else None
-    shapes = _list_shapes(uses, length, tf.as_dtype(view.dtype(f"{node}:0")).is_floating)
-    is_decided = uses.is_reduced or uses.is_clear
-    for shape in shapes:
-        stated = _try_shape(view, node, shape)
-        if stated is not None and (is_decided or _have_equal_ranks(stated, node, of_batches)):
-            return shape, stated
-    return () if () in shapes else None, view
+def _state_together(view: GraphView, found: Mapping[str, Shape]) -> GraphView:
+    """The graph with shapes of placeholders, but for those that TensorFlow finds invalid; all are marked."""
+    stated = _try_shapes(view, found)
+    if stated is None and len(found) > 1:
+        for node, shape in found.items():
+            view = _state_together(view, {node: shape})
+        return view
+    view = view if stated is None else stated
+    for node, shape in found.items():
+        if view.shape(f"{node}:0") is not None or shape == ():
+            mark_stated_rank(view.nodes[node], len(shape))
+    return view
 
 
-def _try_shape(view: GraphView, node: str, shape: Shape) -> GraphView | None:
-    """The graph with a placeholder's shape; None where TensorFlow finds it invalid."""
+def _try_shapes(view: GraphView, found: Mapping[str, Shape]) -> GraphView | None:
+    """The graph with shapes of placeholders; None where TensorFlow finds them invalid."""
     try:
-        return with_stated_shapes(view, {node: shape})
+        return with_stated_shapes(view, found)
     except tf.errors.InvalidArgumentError:
         return None
 
 
-def _list_shapes(uses: _Uses, length: int | None, is_real: bool) -> list[Shape]:
-    """The shapes that a placeholder may have, the likeliest first."""
+def _decide_shape(uses: _Uses) -> Shape | None:
+    """The shape that the uses of a placeholder alone decide."""
     if uses.is_reduced:
-        return list(uses.partners) if len(uses.partners) == 1 else []
-    if uses.is_clear:
-        return [()] if uses.partners else []
-    return [] if uses.is_opaque else [(length, *[None] * (rank - 1)) for rank in (_RANKS if is_real else _RANKS_OF_IDS)]
+        return next(iter(uses.partners)) if len(uses.partners) == 1 else None
+    return () if uses.partners and not uses.needs_axis and not uses.is_opaque else None
+
+
+def _try_ranks(view: GraphView, node: str, uses: _Uses) -> Shape | None:
+    """The first shape of a placeholder, by rank, with which its values have the ranks of the examples beside them."""
+    if uses.is_reduced or not uses.needs_axis or uses.is_opaque:
+        return None
+    sources = _find_sources(view)
+    lengths = {(view.shape(tensor) or (None,))[0] for source in sources for tensor in view.outputs(source)}
+    length = lengths.pop() if len(lengths) == 1 else None
+    is_real = tf.as_dtype(view.dtype(f"{node}:0")).is_floating
+    of_batches = view.descendants(sources, stops={node})
+    shapes: list[Shape] = [(length, *[None] * (rank - 1)) for rank in (_RANKS if is_real else _RANKS_OF_IDS)]
+    if len(uses.columns) == 1:
+        shapes = [(length, *uses.columns), *shapes]
+    for shape in shapes:
+        stated = _try_shapes(view, {node: shape})
+        if stated is not None and (uses.columns or _have_equal_ranks(stated, node, of_batches)):
+            return shape
+    return None
+
+
+def _find_sources(view: GraphView) -> list[str]:
+    """The sources of batches whose shapes are known."""
+    return [one for one in view.nodes_of((*SOURCES, *DEFAULTS)) if any(map(view.shape, view.outputs(one)))]
 
 
 def _have_equal_ranks(view: GraphView, placeholder: str, of_batches: Set[str]) -> bool:
@@ -117,47 +144,51 @@ class _Uses:
     Attributes:
         is_reduced: whether an op sums them, or the like.
         partners: shapes of examples with which ops combine them elementwise.
-        is_clear: whether no other op reads them that may need an axis.
+        needs_axis: whether another op reads them that may need an axis.
+        columns: numbers of entries of the rows to which ops reshape them.
         is_opaque: whether a function reads them.
     """
 
     is_reduced: bool = False
     partners: set[Shape] = field(default_factory=set)
-    is_clear: bool = True
+    needs_axis: bool = False
+    columns: set[int] = field(default_factory=set)
     is_opaque: bool = False
 
 
-def _find_uses(view: GraphView, placeholder: str, of_batches: Set[str], of_variables: Set[str]) -> _Uses:
+def _find_uses(view: GraphView, placeholder: str) -> _Uses:
+    of_batches = view.descendants(_find_sources(view), stops={placeholder})
     waiting, seen, uses = [f"{placeholder}:0"], {f"{placeholder}:0"}, _Uses()
     while waiting:
         tensor = waiting.pop()
         for edge in view.consumers(tensor):
             op, made = view.op(edge.node), view.outputs(edge.node)
-            if op == "IdentityN" and made[edge.slot] not in seen:
-                waiting.append(made[edge.slot])
-                seen.add(made[edge.slot])
+            passed: Sequence[str] = ()
             if op in _REDUCES and edge.slot == 0:
                 uses.is_reduced = True
+            elif op == "IdentityN":
+                passed = made[edge.slot : edge.slot + 1]
             elif op in _SWITCHES and edge.slot == 1:
                 pass  # a predicate
             elif op in ELEMENTWISE or op in (*_COPIES, *_SWITCHES, *_MERGES):
                 others = [one for one in view.inputs(edge.node)[: 1 if op in _SWITCHES else None] if one not in seen]
-                if all(view.shape(one) == () for one in others):
-                    waiting += made
-                    seen.update(made)
+                passed = made if all(view.shape(one) == () for one in others) else ()
                 for one in others:
                     shape = view.shape(one)
                     if shape and op in _MERGES:
-                        uses.is_clear = False
-                    elif shape and node_of(one) in of_batches:
+                        uses.needs_axis = True
+                    elif shape and (shape[0] is None or node_of(one) in of_batches):
                         is_choice = op == "Select" and edge.slot == 0  # which may choose whole examples
                         uses.partners.add(shape[:1] if is_choice else shape)
-                    elif shape and node_of(one) in of_variables:
-                        uses.is_clear = False  # columns of features, perhaps
             elif op in _READS_SHAPE:
                 takers = {view.op(edge.node) for one in made for edge in view.consumers(one)}
-                uses.is_clear &= takers <= set(_OF_SHAPES)
-            elif op not in (*_SUMMARIES, "IdentityN") and not is_optimizer_update(op):
-                uses.is_clear = False
-                uses.is_opaque |= takes_functions(op) or op in _OPAQUE
+                uses.needs_axis |= not takers <= set(_OF_SHAPES)
+            elif op not in _SUMMARIES and not is_optimizer_update(op):
+                dims = view.constant(view.inputs(edge.node)[1]) if op == "Reshape" and edge.slot == 0 else None
+                if dims is not None and dims.ndim == 1 and len(dims) > 1 and dims[0] == -1:
+                    uses.columns.add(prod(map(int, dims[1:])))
+                is_opaque = takes_functions(op) or op in _OPAQUE
+                uses.is_opaque, uses.needs_axis = uses.is_opaque or is_opaque, uses.needs_axis or not is_opaque
+            waiting += [one for one in passed if one not in seen]
+            seen.update(passed)
     return uses

@@ -57,9 +57,8 @@ class ResolvedRun:
         for name, rank in self.ranks.items():
             if name in fed and np.ndim(fed[name]) != rank:
                 raise SessionError(
-                    f"Placeholder {name!r} has no shape, and the graph sums it and combines it with examples of rank "
-                    f"{rank}: a feed must have that rank, got the shape {np.shape(fed[name])}. Create the placeholder "
-                    "with its shape, [] of a scalar."
+                    f"Placeholder {name!r} has no shape. The ops that read it show rank {rank}, which every feed must "
+                    f"have; got the shape {np.shape(fed[name])}. Create the placeholder with its shape, [] of a scalar."
                 )
         here = {self.fed.get(name, name): value for name, value in fed.items() if name not in self.absent}
         here |= {copy: fed[name] for name, copies in self.copies.items() for copy in copies if name in fed}
