@@ -241,6 +241,14 @@ def _from_state(d: Draft) -> None:
     d.new_row(f"tf.tanh({h} @ {u} + {state} @ {w})", h)
 
 
+def _scaled(d: Draft) -> None:
+    """Features times a scalar of which the script states no shape."""
+    h, factor = d.row(), d.name("factor")
+    d.feeds[factor] = "0.7"
+    d.add(f'{factor} = v1.placeholder(F, name="{factor}")', factor)
+    d.new_row(f"tf.ensure_shape({h} * {factor}, [rows, 4])", h)
+
+
 def _positions(d: Draft) -> None:
     table, _ = d.table()
     h = d.row()
@@ -361,5 +369,6 @@ FEATURES: tuple[tuple[float, Production], ...] = (
     (1, _function),
     (1.5, _positions),
     (1, _from_state),
+    (0.7, _scaled),
     (0.7, _tied),
 )
