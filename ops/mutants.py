@@ -38,6 +38,9 @@ LAYOUTS = ("tests/analysis/layouts/test_rules.py",)
 MIXED = ("tests/exactness/test_mixed_examples.py",)
 LOOKUPS = ("tests/exactness/test_lookups_by_layouts.py",)
 FULL_BATCHES = ("tests/transform/passes/test_full_batches.py",)
+FED_CONSTANTS = ("tests/exactness/test_fed_constants.py",)
+UNSTATED = ("tests/exactness/test_unstated_shapes.py",)
+FIXED = ("tests/exactness/test_fixed_batch.py",)
 STALLS = ("tests/runtime/launcher/test_stall.py",)
 
 
@@ -95,6 +98,27 @@ MUTANTS = (
         "first = self._firsts[one.node] = self._offset(one.part.batch) * factor",
         "first = self._firsts[one.node] = self._offset(one.part.batch) * factor * 0",
         (*MIXED, "-k", "losses"),
+    ),
+    Mutant(
+        "a feed of a constant does not reach what has taken its place",
+        "runtime/worker/session/resolved_run.py",
+        "for copy in copies if name in fed",
+        "for copy in () if name in fed",
+        FED_CONSTANTS,
+    ),
+    Mutant(
+        "a placeholder without a shape that ops sum is taken for a scalar",
+        "analysis/reading/batches/unstated_shapes.py",
+        "return next(iter(uses.partners)) if len(uses.partners) == 1 else None",
+        "return ()",
+        UNSTATED,
+    ),
+    Mutant(
+        "an update that reads no input takes the batch length from another's",
+        "analysis/reading/batches/open_fixed_batch.py",
+        "forward & needed & inputs.of_batches",
+        "forward & needed",
+        (*FIXED, "-k", "reads_no_input"),
     ),
     Mutant(
         "a piece of a concatenation starts where the previous one does",
