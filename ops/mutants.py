@@ -40,7 +40,6 @@ LOOKUPS = ("tests/exactness/test_lookups_by_layouts.py",)
 FULL_BATCHES = ("tests/transform/passes/test_full_batches.py",)
 FED_CONSTANTS = ("tests/exactness/test_fed_constants.py",)
 UNSTATED = ("tests/exactness/test_unstated_shapes.py",)
-FIXED = ("tests/exactness/test_fixed_batch.py",)
 STALLS = ("tests/runtime/launcher/test_stall.py",)
 
 
@@ -112,13 +111,6 @@ MUTANTS = (
         "return next(iter(uses.partners)) if len(uses.partners) == 1 else None",
         "return ()",
         UNSTATED,
-    ),
-    Mutant(
-        "an update that reads no input takes the batch length from another's",
-        "analysis/reading/batches/open_fixed_batch.py",
-        "forward & needed & inputs.of_batches",
-        "forward & needed",
-        (*FIXED, "-k", "reads_no_input"),
     ),
     Mutant(
         "a piece of a concatenation starts where the previous one does",
