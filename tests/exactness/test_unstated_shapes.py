@@ -17,6 +17,7 @@ from parallax.settings.config import Config
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform
 from tests.exactness.loss_trials import Feed, tried
+from tests.exactness.recurrent_cell import Cell
 
 v1 = tf.compat.v1
 
@@ -149,26 +150,6 @@ LOSSES: Mapping[str, tuple[Callable[[int | None], Any], Feed | None]] = {
     "labels made one-hot": (classify_by_one_hot, pick_class),
     CONDITIONAL: (regress, normal(1)),
 }
-
-
-class Cell:
-    """A recurrent cell that scales its inputs."""
-
-    state_size = output_size = 4
-
-    def __init__(self, scale: Any) -> None:
-        self.scale = scale
-
-    def zero_state(self, batch: Any, dtype: Any) -> Any:
-        return tf.zeros([batch, 4], dtype)
-
-    def get_initial_state(self, inputs: Any = None, batch_size: Any = None, dtype: Any = None) -> Any:
-        return tf.zeros([batch_size, 4], dtype)
-
-    def __call__(self, inputs: Any, state: Any, scope: Any = None) -> Any:
-        state = tf.tanh(inputs * self.scale + project(state, 4, "recurrent"))
-        state.set_shape([inputs.shape[0], 4])
-        return state, state
 
 
 def scale_in_a_loop(rows: int | None) -> Any:

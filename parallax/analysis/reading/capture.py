@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from parallax.analysis.reading.batch_norm import with_plain_normalizations
 from parallax.analysis.reading.batches.find_open_batches import mark_open_batches
+from parallax.analysis.reading.batches.fixed_lengths import state_fixed_lengths
 from parallax.analysis.reading.batches.open_fixed_batch import OpenedGraph, open_fixed_batch
 from parallax.analysis.reading.batches.unstated_shapes import find_unstated, state_shapes
 from parallax.analysis.reading.construction.digests import fingerprint
@@ -156,6 +157,7 @@ def capture(
     synchronous: bool = True,
     means: str = "Config(layouts=False) is set",
     lowers_all: bool | None = None,
+    states_lengths: bool = True,
 ) -> CapturedGraph:
     """Captures a TF1-style graph, whether built or imported, before or after Parallax was imported.
 
@@ -167,6 +169,7 @@ def capture(
         synchronous: whether every step uses the gradients of all workers.
         means: why losses are taken to be means over each worker's batch, where they are not analysed by layouts.
         lowers_all: whether conditionals and loops are lowered; None: where losses are analysed by layouts.
+        states_lengths: whether placeholders with an open batch may have a fixed length that the graph shows.
 
     Raises:
         GraphError: the graph of a front end is not to be analysed by layouts.
@@ -205,14 +208,20 @@ def capture(
     replaced = frozenset[str]()
     if synchronous and by_layouts is not False and is_of_script(view):
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
+        autodiff = frozenset[str]().union(*(record.ops for record in records))
+        before = view
+        if states_lengths:
+            view = state_fixed_lengths(view, view.nodes.keys() - autodiff - initial)
         by_layouts = _mark_batches(view, initial, records)
         if by_layouts and lowers_all is None and has_control_flow(view.graph_def):
-            return capture(graph, digest, by_row, requested, lowers_all=True)
+            return capture(graph, digest, by_row, requested, lowers_all=True, states_lengths=states_lengths)
         opened = (
             _HIDDEN
             if by_layouts or hidden
             else open_fixed_batch(view, records, initial, read_contexts(graph), measured_in(graph))
         )
+        if view is not before and not isinstance(opened, OpenedGraph):
+            return capture(graph, digest, by_row, requested, lowers_all=lowers_all, states_lengths=False)
         if isinstance(opened, OpenedGraph):
             fixed, gradients, replaced = view, opened.gradients, replaced.union(*(record.ops for record in records))
             view, records = _lower_control_flow(opened.view, opened.records)

@@ -92,6 +92,8 @@ def open_fixed_batch(
     ]
     lengths = {(view.shape(tensor) or (None,))[0] for tensor in sources if node_of(tensor) in of_losses}
     length = lengths.pop() if len(lengths) == 1 else None
+    if len(lengths - {None}) == 1:  # inputs beside it are open
+        (length,) = lengths - {None}
     if length is None or length < 2:
         several = ", ".join(sorted(map(str, {*lengths, length} - {None})))
         return (

@@ -1,0 +1,83 @@
+"""Graphs that leave the batch of placeholders open and fix it elsewhere: by zeros of a state, or by another input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.exactness.loss_trials import Feed, tried
+from tests.exactness.recurrent_cell import Cell
+
+v1 = tf.compat.v1
+
+
+def minimize(outputs: Any, labels: Any) -> Any:
+    predictions = (outputs @ v1.get_variable("w", [4, 1]))[:, 0]
+    return v1.train.AdagradOptimizer(0.1).minimize(tf.sqrt(tf.reduce_mean(tf.square(predictions - labels))))
+
+
+def read_sequences() -> tuple[Any, Any]:
+    return v1.placeholder(tf.float32, [None, 3, 4], name="x"), v1.placeholder(tf.float32, [None], name="y")
+
+
+def unroll_from_zeros(rows: int) -> Any:
+    x, y = read_sequences()
+    state = tf.zeros([rows, 4])
+    for step in range(3):
+        state = tf.tanh(tf.concat([x[:, step], state], 1) @ v1.get_variable(f"w{step}", [8, 4]))
+    return minimize(state, y)
+
+
+def loop_from_zeros(rows: int) -> Any:
+    x, y = read_sequences()
+    return minimize(v1.nn.dynamic_rnn(Cell(), x, initial_state=tf.zeros([rows, 4]), dtype=tf.float32)[1], y)
+
+
+def add_rows(rows: int) -> Any:
+    x, y = read_sequences()
+    return minimize(x[:, 0] + tf.ones([rows, 4]) * 0.3, y)
+
+
+def read_fixed_rows(rows: int) -> Any:
+    x = v1.placeholder(tf.float32, [rows, 3, 4], name="x")
+    return minimize(tf.reduce_sum(x, 1), v1.placeholder(tf.float32, [None], name="y"))
+
+
+def pick_by_number(rows: int) -> Any:
+    x, y = read_sequences()
+    columns = tf.cast(tf.abs(y) * 3.0, tf.int32) % 4
+    picked = tf.gather_nd(tf.reduce_sum(x, 1), tf.stack([tf.range(rows), columns], 1))
+    return minimize(tf.tile(picked[:, None], [1, 4]), y)
+
+
+def add_positions(rows: int) -> Any:
+    """A table of as many positions as examples: the batch stays open."""
+    x, y = v1.placeholder(tf.float32, [None, None, 4], name="x"), v1.placeholder(tf.float32, [None], name="y")
+    rows_by_step = tf.transpose(x, [1, 0, 2]) + v1.get_variable("positions", [rows, 1, 4])
+    return minimize(tf.reduce_sum(rows_by_step, 0), y)
+
+
+PROGRAMS: Mapping[str, Callable[[int], Any]] = {
+    "an unrolled recurrence from zeros": unroll_from_zeros,
+    "a loop from zeros": loop_from_zeros,
+    "rows of ones": add_rows,
+    "an input of fixed length": read_fixed_rows,
+    "numbers of examples": pick_by_number,
+}
+FEEDS: Mapping[str, Feed] = {"x": lambda rng, rows: rng.randn(rows, 3, 4), "y": lambda rng, rows: rng.randn(rows)}
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_open_batch_that_the_graph_fixes_is_that_of_a_fixed_graph(program: str, is_old: bool) -> None:
+    found = tried(PROGRAMS[program], FEEDS, is_open=False, control_flow_v2=not is_old, rows=6)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
+def test_positions_beside_an_open_batch_do_not_fix_it() -> None:
+    feeds: dict[str, Feed] = {**FEEDS, "x": lambda rng, rows: rng.randn(rows, 6, 4)}
+    found = tried(lambda rows: add_positions(6), feeds, is_open=True, rows=6)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())
