@@ -67,11 +67,12 @@ def visit_sparse_feed(step: StepWalk, node: str, feed: SparseFeed, batch: str) -
 
 
 def reshape_places(step: StepWalk, node: str) -> list[Fact] | None:
-    """SparseReshape to the same shape, with which lookups of bags begin."""
+    """SparseReshape to the same shape, with which lookups of bags begin; -1 may be the last length of a matrix."""
     places, before, after = step.inputs(node)
-    if places.part is None:
+    dims, new_dims = before.complete_values(), after.complete_values()
+    if places.part is None or not dims or not new_dims:
         return None
-    if before.values() is None or None in (before.values() or ()) or before.values() != after.values():
+    if dims != new_dims and (len(dims) != 2 or new_dims != (dims[0], Length.of(-1))):
         return None
     step.keep_local(node)
     first, second = step.view.outputs(node)

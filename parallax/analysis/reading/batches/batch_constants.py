@@ -96,8 +96,7 @@ class BatchConstants:
         self._changed: set[str] = set()
         self._within = {node for node, branches in branches_of(view).items() if branches}
         self._numbers = numbers
-        self.are_classified = True
-        self.without_batch = ""
+        self.are_classified, self.without_batch = True, ""
 
     def change(self, inferred: GraphView, opened: GraphDef) -> bool:
         """Changes the constants of a graph that can be classified.
@@ -335,10 +334,11 @@ class BatchConstants:
     def _open_measured(self, inferred: GraphView, opened: GraphDef, constant: str) -> None:
         """Computes a constant again from its tensor where the tensor's shape is open or unknown."""
         measured, value = self._measured[constant], self._view.constant(f"{constant}:0")
-        axis = find_open_axis(self._view, inferred, measured.tensor)
-        if inferred.shape(measured.tensor) is None:
+        axis, now = find_open_axis(self._view, inferred, measured.tensor), inferred.shape(measured.tensor)
+        if now is None:
             axis = self._numbers.find_axis(np.asarray(fixed_shape(self._view, measured.tensor) or ()))
-        if axis is not None and value is not None and self._is_outside(constant):
+        is_settled = not any(map(self._numbers.find_factor, filter(None, now or ())))  # or its batch axis opens later
+        if axis is not None and is_settled and value is not None and self._is_outside(constant):
             self._changed.add(constant)
             dtype = inferred.dtype(measured.tensor)
             made = add_measured(opened, measured, dtype, constant, value)
