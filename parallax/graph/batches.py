@@ -27,7 +27,7 @@ _OPENED, _SCRIPT = "_parallax_opened", "script/"
 SUBSTITUTES = "parallax_opened/"
 """Prefix of the nodes that compute a fixed batch's constants from the batch."""
 _SUBSTITUTE = "_parallax_substitute"
-_STATED_RANK = "_parallax_stated_rank"
+_STATED_RANK, _STATED_LENGTH = "_parallax_stated_rank", "_parallax_stated_length"
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
 FULL = "_parallax_full"
 _MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
@@ -106,6 +106,16 @@ def find_stated_ranks(view: GraphView) -> dict[str, int]:
     """Tensor of a placeholder that is so marked as examples -> the rank that its feeds must have."""
     ranks = {f"{name}:0": int(n.attr[_STATED_RANK].i) for name, n in view.nodes.items() if _STATED_RANK in n.attr}
     return {tensor: rank for tensor, rank in ranks.items() if rank}
+
+
+def mark_stated_length(node: NodeDef, length: int) -> None:
+    """Marks a placeholder of open length with the number of examples that other tensors of its loss have."""
+    node.attr[_STATED_LENGTH].i = length
+
+
+def find_stated_lengths(view: GraphView) -> dict[str, int]:
+    """Tensor of a placeholder that is so marked -> the number of examples of each worker."""
+    return {f"{name}:0": int(n.attr[_STATED_LENGTH].i) for name, n in view.nodes.items() if _STATED_LENGTH in n.attr}
 
 
 def mark_full(placeholder: Tensor, examples: int) -> None:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
+from parallax.base.errors import SessionError
+from parallax.plans.plan import one_host
+from parallax.runtime.worker.session.names import Names
+from parallax.settings.config import Config
+from parallax.transform.building.editor import Worker
+from parallax.transform.pipeline import transform
 from tests.exactness.loss_trials import Feed, tried
 from tests.exactness.recurrent_cell import Cell
 
@@ -81,3 +89,20 @@ def test_positions_beside_an_open_batch_do_not_fix_it() -> None:
     feeds: dict[str, Feed] = {**FEEDS, "x": lambda rng, rows: rng.randn(rows, 6, 4)}
     found = tried(lambda rows: add_positions(6), feeds, is_open=True, rows=6)
     assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
+def test_a_batch_of_another_length_is_refused_where_workers_communicate() -> None:
+    """An agent picks actions for one state by the graph that it trains with batches."""
+    graph = tf.Graph()
+    with graph.as_default():
+        train = pick_by_number(6)
+    analysed = analyse(graph)
+    view = analysed.captured.view
+    rewrites = rewrites_of(analysed, plan_for(analysed, one_host(2), Config()))
+    names = Names(view, transform(view, rewrites, Worker(0, 2, 7)), fixed=analysed.captured.fixed)
+    one, six = ({"x:0": np.zeros([rows, 3, 4]), "y:0": np.zeros([rows])} for rows in (1, 6))
+    assert names.resolve(("Sum:0",), ["x:0"]).feeds({"x:0": one["x:0"]})
+    run = names.resolve((train.name,), list(one))
+    assert run.feeds(six).keys() == six.keys()
+    with pytest.raises(SessionError, match=r"'y:0' must be fed 6 examples .* got the shape \(1,\)"):
+        run.feeds(one)

@@ -208,10 +208,9 @@ def capture(
     replaced = frozenset[str]()
     if synchronous and by_layouts is not False and is_of_script(view):
         initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
-        autodiff = frozenset[str]().union(*(record.ops for record in records))
         before = view
         if states_lengths:
-            view = state_fixed_lengths(view, view.nodes.keys() - autodiff - initial)
+            view = state_fixed_lengths(view, view.ancestors(losses_of(records)) - initial)
         by_layouts = _mark_batches(view, initial, records)
         if by_layouts and lowers_all is None and has_control_flow(view.graph_def):
             return capture(graph, digest, by_row, requested, lowers_all=True, states_lengths=states_lengths)

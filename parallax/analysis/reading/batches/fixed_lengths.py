@@ -11,6 +11,7 @@ from collections.abc import Set
 import tensorflow as tf
 
 from parallax.analysis.reading.lowering.infer_shapes import with_stated_shapes
+from parallax.graph.batches import mark_stated_length
 from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import GraphView, node_of
 
@@ -23,7 +24,7 @@ def state_fixed_lengths(view: GraphView, forward: Set[str]) -> GraphView:
 
     Args:
         view: the graph, with its shapes.
-        forward: the nodes outside autodiff and outside initial values.
+        forward: the nodes on which losses depend, outside initial values.
     """
     placeholders = [node for node in view.nodes_of(("Placeholder",)) if (view.shape(f"{node}:0") or (0,))[0] is None]
     forward = forward - {node for node in view.nodes_of(("Transpose",)) if _moves_rows(view, node)}
@@ -34,9 +35,12 @@ def state_fixed_lengths(view: GraphView, forward: Set[str]) -> GraphView:
     (length,) = lengths
     dims = {node: (view.shape(f"{node}:0") or ())[1:] for node, of_node in found.items() if of_node}
     try:
-        return with_stated_shapes(view, {node: (length, *others) for node, others in dims.items()})
+        stated = with_stated_shapes(view, {node: (length, *others) for node, others in dims.items()})
     except tf.errors.InvalidArgumentError:
         return view
+    for node in dims:
+        mark_stated_length(stated.nodes[node], length)
+    return stated
 
 
 def _find_lengths(view: GraphView, placeholder: str, forward: Set[str]) -> set[int]:

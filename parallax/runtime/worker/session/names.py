@@ -18,7 +18,7 @@ import numpy as np
 
 from parallax.base.errors import SessionError
 from parallax.base.types import Value
-from parallax.graph.batches import find_stated_ranks
+from parallax.graph.batches import find_stated_lengths, find_stated_ranks
 from parallax.graph.view import GraphView, node_of
 from parallax.runtime.worker.session.accumulation import AccumulatedGradients, Gather, MicroBatchRun
 from parallax.runtime.worker.session.fixed_batch import FixedBatch
@@ -55,7 +55,7 @@ class Names:
         fixed: GraphView | None = None,
     ) -> None:
         self._view = view
-        self._stated_ranks = find_stated_ranks(view)
+        self._stated_ranks, self._stated_lengths = find_stated_ranks(view), find_stated_lengths(view)
         self._fixed = None if fixed is None else FixedBatch(view, fixed)
         self._renamed = renamed or {}
         self._worker_graph = worker_graph
@@ -158,22 +158,22 @@ class Names:
         idle = [cut for cut in self._worker_graph.cuts if not needed & set(cut.needed_by)]
         stops = cut_off | {cut.tensor for cut in idle}  # a fed cut runs none of its ancestors
         runs = self._worker_view.ancestors({node_of(t) for t in tensors if t not in cut_off}, stops)
-        lengths = {} if self._fixed is None else self._fixed.find_unread_sources(needed_nodes, fed)
-        lengths = {here: value for name, value in lengths.items() if node_of(here := self.here(name)) in runs}
-        if lengths:
-            runs = self._worker_view.ancestors(
-                {node_of(t) for t in tensors if t not in cut_off}, stops | lengths.keys()
-            )
+        unread = {} if self._fixed is None else self._fixed.find_unread_sources(needed_nodes, fed)
+        unread = {here: value for name, value in unread.items() if node_of(here := self.here(name)) in runs}
+        if unread:
+            runs = self._worker_view.ancestors({node_of(t) for t in tensors if t not in cut_off}, stops | unread.keys())
         self._check_runs(names, runs)
         tensors_read = {tensor for node in runs for tensor in self._worker_view.inputs(node)}
         empty = {cut.tensor: np.zeros(cut.shape, cut.dtype) for cut in idle if cut.tensor in tensors_read}
-        empty |= self._parts_not_needed(runs) | lengths
+        empty |= self._parts_not_needed(runs) | unread
         led = {a: b for a, b in feeds.items() if a != b}
         full = tuple(one for one in self._worker_graph.full if one.batch in cut_off)
         copies = {} if self._fixed is None else {name: self._fixed.substitutes.get(name, ()) for name in sorted(fed)}
         copies = {name: tuple(map(self.here, others)) for name, others in copies.items() if others}
         ranks = {name: rank for name, rank in self._stated_ranks.items() if name in fed}
-        resolved = ResolvedRun(tuple(tensors), empty, self._digest(runs), led, tuple(had), full, copies, ranks)
+        collectives = self._digest(runs)
+        lengths = {name: n for name, n in self._stated_lengths.items() if name in fed and collectives}
+        resolved = ResolvedRun(tuple(tensors), empty, collectives, led, tuple(had), full, copies, ranks, lengths)
         return resolved if self._stages is None else of_stage(resolved, self._stages, runs, feeds)
 
     def _with_substitutes(self, fed: Iterable[str]) -> frozenset[str]:

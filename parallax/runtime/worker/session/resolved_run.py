@@ -26,6 +26,7 @@ class ResolvedRun:
         full: fed batch -> the tensor that accepts it if it is full.
         copies: tensor of the user's graph -> more tensors to feed with the same value.
         ranks: fed placeholder that the script made without a shape -> the rank that its value must have.
+        lengths: fed placeholder of open length -> the number of examples that it must have in a run with collectives.
         absent: tensors of the user's graph that are fed, and that this worker has no part of.
         whole: of a model in stages, `tensors` in the graph of all of them; empty if the worker has all of it.
         stages: index of a fetched name -> the stage that has it, for names that one stage has.
@@ -39,6 +40,7 @@ class ResolvedRun:
     full: tuple[FullBatch, ...] = ()
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
+    lengths: Mapping[str, int] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
     whole: tuple[str, ...] = ()
     stages: Mapping[int, int] = field(default_factory=dict)
@@ -52,13 +54,21 @@ class ResolvedRun:
         """Converts feeds in the user's names to names of this worker's graph.
 
         Raises:
-            SessionError: the value of a placeholder without a shape has another rank than the graph needs.
+            SessionError: the value of a placeholder without a shape has another rank than the graph needs, or that of
+                one of open length another length.
         """
         for name, rank in self.ranks.items():
             if name in fed and np.ndim(fed[name]) != rank:
                 raise SessionError(
                     f"Placeholder {name!r} has no shape. The ops that read it show rank {rank}, which every feed must "
                     f"have; got the shape {np.shape(fed[name])}. Create the placeholder with its shape, [] of a scalar."
+                )
+        for name, length in self.lengths.items():
+            if name in fed and np.shape(fed[name])[:1] != (length,):
+                raise SessionError(
+                    f"Placeholder {name!r} must be fed {length} examples in a run in which workers communicate, as the "
+                    f"graph combines them with tensors of that length; got the shape {np.shape(fed[name])}. Compute the "
+                    "length of these tensors from the batch with tf.shape."
                 )
         here = {self.fed.get(name, name): value for name, value in fed.items() if name not in self.absent}
         here |= {copy: fed[name] for name, copies in self.copies.items() for copy in copies if name in fed}
