@@ -67,8 +67,8 @@ class ResolvedRun:
             if name in fed and np.shape(fed[name])[:1] != (length,):
                 raise SessionError(
                     f"Placeholder {name!r} must be fed {length} examples in a run in which workers communicate, as the "
-                    f"graph combines them with tensors of that length; got the shape {np.shape(fed[name])}. Compute the "
-                    "length of these tensors from the batch with tf.shape."
+                    f"graph combines them with tensors of that length; got the shape {np.shape(fed[name])}. Compute "
+                    "the length of these tensors from the batch with tf.shape."
                 )
         here = {self.fed.get(name, name): value for name, value in fed.items() if name not in self.absent}
         here |= {copy: fed[name] for name, copies in self.copies.items() for copy in copies if name in fed}
