@@ -106,3 +106,17 @@ def test_a_batch_of_another_length_is_refused_where_workers_communicate() -> Non
     assert run.feeds(six).keys() == six.keys()
     with pytest.raises(SessionError, match=r"'y:0' must be fed 6 examples .* got the shape \(1,\)"):
         run.feeds(one)
+
+
+def test_shapes_with_as_many_columns_as_examples_are_opened() -> None:
+    """TensorFlow flattens logits `[rows, 6]`, also of six examples, by constants that it makes of their shape."""
+
+    def build(rows: int) -> Any:
+        x = v1.placeholder(tf.float32, [rows, 3, 4], name="x")[:, 0]
+        logits = tf.concat([x @ v1.get_variable("w", [4, 4]), x[:, :2]], 1)
+        labels = tf.stop_gradient(tf.nn.softmax(tf.concat([x, x[:, :2]], 1)))
+        losses = v1.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        return v1.train.AdagradOptimizer(0.1).minimize(tf.reduce_mean(losses))
+
+    found = tried(build, {"x": FEEDS["x"]}, is_open=False, rows=6)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())

@@ -285,8 +285,7 @@ class BatchConstants:
         maker = node_of(self._view.inputs(node.name)[slot])
         while self._view.op(maker) in ("Identity", "Cast") and maker in self._forward:
             maker = node_of(self._view.inputs(maker)[0])
-        shape_slot = SHAPE_SLOT.get(self._view.op(maker))
-        by_name = {one.name: one for one in opened.node}
+        shape_slot, by_name = SHAPE_SLOT.get(self._view.op(maker)), {one.name: one for one in opened.node}
         if self._view.op(maker) == "Const":
             value = self._view.constant(tensor := self._view.inputs(node.name)[slot])
             if value is None or value.shape[axis] % self._length or not is_constant_along(value, axis):
@@ -337,7 +336,8 @@ class BatchConstants:
         axis, now = find_open_axis(self._view, inferred, measured.tensor), inferred.shape(measured.tensor)
         if now is None:
             axis = self._numbers.find_axis(np.asarray(fixed_shape(self._view, measured.tensor) or ()))
-        is_settled = not any(map(self._numbers.find_factor, filter(None, now or ())))  # or its batch axis opens later
+        later = {n for n in now or () if n and self._numbers.find_factor(n)}  # lengths of axes that open later
+        is_settled = value is None or axis is None or measured.what != "shape" or not later or int(value[axis]) in later
         if axis is not None and is_settled and value is not None and self._is_outside(constant):
             self._changed.add(constant)
             dtype = inferred.dtype(measured.tensor)
