@@ -241,7 +241,7 @@ def _from_state(d: Draft) -> None:
     d.new_row(f"tf.tanh({h} @ {u} + {state} @ {w})", h)
 
 
-def _scaled(d: Draft) -> None:
+def _scale_by_scalar(d: Draft) -> None:
     """Features times a scalar of which the script states no shape."""
     h, factor = d.row(), d.name("factor")
     d.feeds[factor] = "0.7"
@@ -369,6 +369,6 @@ FEATURES: tuple[tuple[float, Production], ...] = (
     (1, _function),
     (1.5, _positions),
     (1, _from_state),
-    (0.7, _scaled),
+    (0.7, _scale_by_scalar),
     (0.7, _tied),
 )

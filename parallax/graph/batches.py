@@ -27,7 +27,8 @@ _OPENED, _SCRIPT = "_parallax_opened", "script/"
 SUBSTITUTES = "parallax_opened/"
 """Prefix of the nodes that compute a fixed batch's constants from the batch."""
 _SUBSTITUTE = "_parallax_substitute"
-_STATED_RANK, _STATED_LENGTH = "_parallax_stated_rank", "_parallax_stated_length"
+_STATED_RANK, _MOST_RANK = "_parallax_stated_rank", "_parallax_most_rank"
+_STATED_LENGTH = "_parallax_stated_length"
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
 FULL = "_parallax_full"
 _MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
@@ -92,9 +93,15 @@ def find_substitutes(view: GraphView) -> dict[str, tuple[str, ...]]:
     return substitutes
 
 
-def mark_stated_rank(node: NodeDef, rank: int) -> None:
-    """Marks a placeholder that the script made without a shape with the rank that the analysis found."""
-    node.attr[_STATED_RANK].i = rank
+def mark_stated_rank(node: NodeDef, rank: int, most: int) -> None:
+    """Marks a placeholder that the script made without a shape with the rank that the analysis found.
+
+    Args:
+        node: the placeholder.
+        rank: its rank; 0 where ops only combine it with examples.
+        most: the highest rank of its feeds. One above that of the examples would make pairs of them.
+    """
+    node.attr[_STATED_RANK].i, node.attr[_MOST_RANK].i = rank, most
 
 
 def is_stated_scalar(node: NodeDef) -> bool:
@@ -102,10 +109,10 @@ def is_stated_scalar(node: NodeDef) -> bool:
     return _STATED_RANK in node.attr and not node.attr[_STATED_RANK].i
 
 
-def find_stated_ranks(view: GraphView) -> dict[str, int]:
-    """Tensor of a placeholder that is so marked as examples -> the rank that its feeds must have."""
-    ranks = {f"{name}:0": int(n.attr[_STATED_RANK].i) for name, n in view.nodes.items() if _STATED_RANK in n.attr}
-    return {tensor: rank for tensor, rank in ranks.items() if rank}
+def find_stated_ranks(view: GraphView) -> dict[str, tuple[int, int]]:
+    """Tensor of a placeholder that is so marked -> the lowest and the highest rank of its feeds."""
+    marked = {f"{name}:0": node.attr for name, node in view.nodes.items() if _STATED_RANK in node.attr}
+    return {tensor: (int(attr[_STATED_RANK].i), int(attr[_MOST_RANK].i)) for tensor, attr in marked.items()}
 
 
 def mark_stated_length(node: NodeDef, length: int) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from parallax.base.errors import GraphError
+from parallax.base.types import NodeDef
 from parallax.graph.view import GraphView, node_of, once_per_view, split_tensor
 
 SWITCHES = ("Switch", "RefSwitch")
@@ -21,6 +22,17 @@ MERGES = ("Merge", "RefMerge")
 _ENTERS = ("Enter", "RefEnter")
 _EXITS = ("Exit", "RefExit")
 _LOOP = -1
+_COMPARED = "_parallax_compared"
+
+
+def mark_compared(node: NodeDef) -> None:
+    """Marks a node as compared, to choose the one branch of a conditional that the graph still has."""
+    node.attr[_COMPARED].b = True
+
+
+def is_compared(node: NodeDef) -> bool:
+    """Whether a node is so marked."""
+    return _COMPARED in node.attr
 
 
 class Branch(NamedTuple):

@@ -493,6 +493,11 @@ def test_an_update_that_reads_no_input_needs_none() -> None:
 
     found = tried(build, {"x": lambda rng, rows: rng.randn(rows, 3)}, is_open=False)
     assert (found.kind, found.message, found.notes) == ("equal", "", ())
+    graph = tf.Graph()
+    with graph.as_default():
+        _, of_table = build(6)
+    captured = analyse(graph).captured
+    assert captured.is_opened and "x" not in captured.view.ancestors([of_table.name])
 
 
 def two_updates(rows: int, target: Any) -> list[Any]:

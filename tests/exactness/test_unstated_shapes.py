@@ -214,13 +214,43 @@ def test_dropout_with_a_rate_without_a_shape_gathers_nothing(is_open: bool) -> N
     assert plan_for(analyse(graph), one_host(2), Config()).notes == ()
 
 
-def test_a_scalar_is_refused_where_ops_need_examples() -> None:
+def make_names(build: Callable[[], Any]) -> Names:
+    """The session's names of a worker's graph."""
     graph = tf.Graph()
     with graph.as_default():
-        minimize(average_by_mask)(None)
+        build()
     analysed = analyse(graph)
     rewrites = rewrites_of(analysed, plan_for(analysed, one_host(2), Config()))
-    names = Names(analysed.captured.view, transform(analysed.captured.view, rewrites, Worker(0, 2, 7)))
+    return Names(analysed.captured.view, transform(analysed.captured.view, rewrites, Worker(0, 2, 7)))
+
+
+def test_labels_with_an_axis_too_many_are_refused() -> None:
+    """One process would compare the predictions `[rows]` with labels `[rows, 1]` in all pairs."""
+    names = make_names(lambda: minimize(weigh_losses)(None))
+    feeds = {"x:0": np.zeros([2, 4]), "y:0": np.zeros([2]), "extra:0": np.zeros([2, 1])}
+    run = names.resolve(("Mean:0",), feeds)
+    with pytest.raises(
+        SessionError, match=r"'extra:0' has no shape. The ops that read it show rank 0 to 1, .*\(2, 1\)"
+    ):
+        run.feeds(feeds)
+    for value in (np.zeros([]), np.zeros([2])):
+        assert run.feeds({**feeds, "extra:0": value}).keys() == feeds.keys()
+
+
+def test_a_constant_that_has_chosen_a_branch_is_refused_as_a_feed() -> None:
+    def build() -> Any:
+        x, y = read_vectors(None)
+        is_scaled = tf.equal(tf.constant(0, name="mode"), 1)
+        scaled = tf.cond(is_scaled, lambda: x * 2.0, lambda: x)
+        return minimize(lambda rows: tf.reduce_mean(find_errors(scaled, y)))(None)
+
+    names = make_names(build)
+    with pytest.raises(SessionError, match="'mode:0' cannot be fed: a conditional compares it"):
+        names.resolve(("Mean:0",), ["mode:0", "x:0", "y:0"])
+
+
+def test_a_scalar_is_refused_where_ops_need_examples() -> None:
+    names = make_names(lambda: minimize(average_by_mask)(None))
     feeds = {"x:0": np.zeros([2, 4]), "y:0": np.zeros([2]), "extra:0": np.zeros([])}
     run = names.resolve(("truediv:0",), feeds)
     with pytest.raises(SessionError, match=r"'extra:0' has no shape.*every feed must have; got the shape \(\)"):

@@ -19,7 +19,7 @@ from parallax.analysis.reading.batch_norm import with_plain_normalizations
 from parallax.analysis.reading.batches.find_open_batches import mark_open_batches
 from parallax.analysis.reading.batches.fixed_lengths import state_fixed_lengths
 from parallax.analysis.reading.batches.open_fixed_batch import OpenedGraph, open_fixed_batch
-from parallax.analysis.reading.batches.unstated_shapes import find_unstated, state_shapes
+from parallax.analysis.reading.batches.unstated_shapes import list_unstated_placeholders, state_shapes
 from parallax.analysis.reading.construction.digests import fingerprint
 from parallax.analysis.reading.construction.launcher_graph import export_graph
 from parallax.analysis.reading.construction.measured_tensors import measured_in
@@ -278,7 +278,7 @@ def _lower_control_flow(
 
 def _with_placeholders_shapes(view: GraphView) -> GraphView:
     """The graph with the shapes of placeholders that the script has created without one, where ops decide them."""
-    if not find_unstated(view):
+    if not list_unstated_placeholders(view):
         return view
     has_branches = has_control_flow(view.graph_def)
     return state_shapes(view, GraphView(infer_shapes(_flat(view.graph_def, True)[0])) if has_branches else view)

@@ -72,7 +72,7 @@ class UnclassifiedConstants:
         forward: the nodes outside autodiff and outside initial values.
         numbers: the classification of its integers.
         changed: changes: nodes, or `node@slot` for one of their inputs.
-        told: constants of known meaning.
+        classified: constants of known meaning.
     """
 
     def __init__(

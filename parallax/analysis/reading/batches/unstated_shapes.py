@@ -35,7 +35,7 @@ _COMBINES = (*_RULED, "SoftmaxCrossEntropyWithLogits")
 _RANKS, _RANKS_OF_IDS = (2, 1, 3, 4), (1, 2, 3, 4)
 
 
-def find_unstated(view: GraphView) -> list[str]:
+def list_unstated_placeholders(view: GraphView) -> list[str]:
     """The placeholders without a shape."""
     return [node for node in view.nodes_of(("Placeholder", *DEFAULTS)) if view.shape(f"{node}:0") is None]
 
@@ -49,7 +49,7 @@ def state_shapes(view: GraphView, lowered: GraphView) -> GraphView:
         view: the graph.
         lowered: the same without conditionals and loops at its top level, whose ops decide.
     """
-    unstated = find_unstated(view)
+    unstated = list_unstated_placeholders(view)
     while unstated:  # one that is stated may decide another
         uses = {node: _find_uses(lowered, node) for node in unstated}
         found = {node: shape for node in unstated if (shape := _decide_shape(uses[node])) is not None}
@@ -58,24 +58,31 @@ def state_shapes(view: GraphView, lowered: GraphView) -> GraphView:
             found = dict(next(([(node, shape)] for node, shape in tried if shape is not None), []))
         if not found:
             break
-        stated = _state_together(lowered, found)
-        view = stated if lowered is view else _state_together(view, found)
+        ranks = {node: min(map(len, uses[node].partners)) for node, shape in found.items() if shape == ()}
+        stated = _state_together(lowered, found, ranks)
+        view = stated if lowered is view else _state_together(view, found, ranks)
         lowered = stated
         unstated = [node for node in unstated if node not in found]
     return view
 
 
-def _state_together(view: GraphView, found: Mapping[str, Shape]) -> GraphView:
-    """The graph with shapes of placeholders, but for those that TensorFlow finds invalid; all are marked."""
+def _state_together(view: GraphView, found: Mapping[str, Shape], ranks: Mapping[str, int]) -> GraphView:
+    """The graph with shapes of placeholders, but for those that TensorFlow finds invalid; all are marked.
+
+    Args:
+        view: the graph.
+        found: placeholder -> its shape.
+        ranks: placeholder that may be fed a worker's part in place of a scalar -> the highest rank of that part.
+    """
     stated = _try_shapes(view, found)
     if stated is None and len(found) > 1:
         for node, shape in found.items():
-            view = _state_together(view, {node: shape})
+            view = _state_together(view, {node: shape}, ranks)
         return view
     view = view if stated is None else stated
     for node, shape in found.items():
         if view.shape(f"{node}:0") is not None or shape == ():
-            mark_stated_rank(view.nodes[node], len(shape))
+            mark_stated_rank(view.nodes[node], len(shape), ranks.get(node, len(shape)))
     return view
 
 

@@ -20,7 +20,7 @@ from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.lowering.function_bodies import Functions
 from parallax.base.types import FunctionDef, GraphDef, NameAttrList, NodeDef
-from parallax.graph.control_flow import Branches, branches_of
+from parallax.graph.control_flow import Branches, branches_of, mark_compared
 from parallax.graph.view import GraphView, node_of, split_tensor
 
 _CASES = ("Case", "StatelessCase")
@@ -66,21 +66,23 @@ def lower_control_flow(graph_def: GraphDef, lowers_all: bool = False) -> GraphDe
     functions = Functions(graph_def.library, lambda op: False)
     conditionals = list(filter(_is_conditional, graph_def.node))
     asking = {node.name for node in graph_def.node if node.op in _ASKS} if conditionals else set[str]()
-    decided = _find_decided(graph_def, conditionals)
+    taken, compared = _find_taken_branches(graph_def, conditionals)
     lowered = {n.name for n in conditionals if lowers_all or n.input[0] in asking or functions.written_slots(n)}
     loops = _find_loops(graph_def) if lowers_all else {}
-    if not lowered and not loops and not decided:
+    if not lowered and not loops and not taken:
         return graph_def
     out, requested = graph_pb2.GraphDef(versions=graph_def.versions, library=graph_def.library), _Asked()
     for node in graph_def.node:
-        if node.name in decided:
-            _take_branch(out, node, decided[node.name])
+        if node.name in taken:
+            _take_branch(out, node, taken[node.name])
         elif node.name in lowered:
             _lower(out, node, requested)
         elif node.name in loops:
             lower_loop(out, node, f"{node.name}/{_SCOPE}", loops[node.name])
         else:
             out.node.append(node)
+            if node.name in compared:
+                mark_compared(out.node[-1])
     return out
 
 
@@ -147,22 +149,24 @@ def _lower(out: GraphDef, node: NodeDef, requested: _Asked) -> None:
         last.attr["T"].list.type.extend(node.attr["Tout"].list.type)
 
 
-def _find_decided(graph_def: GraphDef, conditionals: list[NodeDef]) -> dict[str, str]:
-    """Name of each If that compares two constants -> the branch that it takes: the other one may have no valid shapes.
+def _find_taken_branches(graph_def: GraphDef, conditionals: list[NodeDef]) -> tuple[dict[str, str], set[str]]:
+    """Name of each If that compares two constants -> the branch that it takes; and the names of these constants.
 
-    Checks of a loss's weights compare the ranks of tensors, which are known after the script has built its graph.
+    The other branch may have no valid shapes: checks of a loss's weights compare the ranks of tensors, which are known
+    after the script has built its graph.
     """
     ops = {node.name: node.op for node in graph_def.node} if conditionals else {}
-    compared = [n for n in conditionals if n.op in _SIDED and ops[node_of(n.input[0])] in _COMPARES]
-    if not compared:
-        return {}
-    view, decided = GraphView(graph_def), dict[str, str]()
-    for node in compared:
+    comparing = [n for n in conditionals if n.op in _SIDED and ops[node_of(n.input[0])] in _COMPARES]
+    if not comparing:
+        return {}, set()
+    view, taken, compared = GraphView(graph_def), dict[str, str](), set[str]()
+    for node in comparing:
         maker = node_of(node.input[0])
         one, other = (view.constant(tensor) for tensor in view.inputs(maker))
         if one is not None and other is not None and one.ndim == other.ndim == 0:
-            decided[node.name] = "then_branch" if _COMPARES[view.op(maker)](one, other) else "else_branch"
-    return decided
+            taken[node.name] = "then_branch" if _COMPARES[view.op(maker)](one, other) else "else_branch"
+            compared |= view.computed_of([maker])
+    return taken, compared
 
 
 def _take_branch(out: GraphDef, node: NodeDef, branch: str) -> None:

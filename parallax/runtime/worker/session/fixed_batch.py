@@ -18,7 +18,7 @@ from parallax.graph.view import GraphView, node_of
 
 
 class FixedBatch:
-    """What a session needs to know of a graph for a fixed batch.
+    """Maps feeds and fetches of a graph for a fixed batch to the same graph with an open batch.
 
     Args:
         view: the graph with an open batch.

@@ -19,6 +19,7 @@ import numpy as np
 from parallax.base.errors import SessionError
 from parallax.base.types import Value
 from parallax.graph.batches import find_stated_lengths, find_stated_ranks
+from parallax.graph.control_flow import is_compared
 from parallax.graph.view import GraphView, node_of
 from parallax.runtime.worker.session.accumulation import AccumulatedGradients, Gather, MicroBatchRun
 from parallax.runtime.worker.session.fixed_batch import FixedBatch
@@ -95,7 +96,7 @@ class Names:
             return frozenset()
         key = (names, frozenset(fed))
         if key not in self._sources:
-            cut_off = self._find_fed(key[1])
+            cut_off = self._find_fed_tensors(key[1])
             nodes = {node_of(t) for t in map(self._worker_name, names) if t not in cut_off}
             runs = self._worker_view.ancestors(nodes, cut_off)
             self._sources[key] = self._accumulated_gradients().of(runs)
@@ -139,7 +140,7 @@ class Names:
             self._check_feed(name)
         tensors = [self._worker_name(name) for name in names]
         feeds = {name: self.here(name) for name in sorted(fed)}
-        cut_off = self._find_fed(fed)
+        cut_off = self._find_fed_tensors(fed)
         had, needed_nodes = [True] * len(names), {node_of(name) for name in names if name not in fed}
         if gather is not None:
             accumulated = self._accumulated_gradients()
@@ -181,7 +182,7 @@ class Names:
         substitutes = {} if self._fixed is None else self._fixed.substitutes
         return frozenset(tensor for name in fed for tensor in (name, *substitutes.get(name, ())))
 
-    def _find_fed(self, fed: Iterable[str]) -> frozenset[str]:
+    def _find_fed_tensors(self, fed: Iterable[str]) -> frozenset[str]:
         """The tensors of this worker's graph that are fed."""
         return frozenset(map(self.here, self._with_substitutes(fed)))
 
@@ -197,7 +198,7 @@ class Names:
     def for_all(self, names: Iterable[str], fed: Iterable[str]) -> dict[str, list[str]]:
         """For each fetch the points where workers synchronize; only one of several fetches with the same points."""
         users = {self.here(own): own for own in self._view.nodes}
-        cut_off = self._find_fed(fed)
+        cut_off = self._find_fed_tensors(fed)
         name_by_nodes: dict[frozenset[str], str] = {}
         for name in names:
             tensor = self._worker_name(name)
@@ -257,6 +258,11 @@ class Names:
             raise SessionError(
                 f"{name!r} cannot be fed: {made!r} is computed from it, and is as long as each worker's batch, which "
                 f"the graph fixes. Feed {made!r}, or build the graph with an open batch dimension (None)."
+            )
+        if is_compared(self._view.nodes[node_of(name)]):
+            raise SessionError(
+                f"{name!r} cannot be fed: a conditional compares it with another constant, and the graph keeps only "
+                "the branch that is taken. Use tf.placeholder_with_default in its place."
             )
         if self._stages is not None and self.here(name) in self._stages.packed:
             raise SessionError(

@@ -25,7 +25,7 @@ class ResolvedRun:
         had: for each fetched name whether it is available; between updates, values that come with the update are not.
         full: fed batch -> the tensor that accepts it if it is full.
         copies: tensor of the user's graph -> more tensors to feed with the same value.
-        ranks: fed placeholder that the script made without a shape -> the rank that its value must have.
+        ranks: fed placeholder that the script made without a shape -> the lowest and the highest rank of its value.
         lengths: fed placeholder of open length -> the number of examples that it must have in a run with collectives.
         absent: tensors of the user's graph that are fed, and that this worker has no part of.
         whole: of a model in stages, `tensors` in the graph of all of them; empty if the worker has all of it.
@@ -39,7 +39,7 @@ class ResolvedRun:
     had: tuple[bool, ...] = ()
     full: tuple[FullBatch, ...] = ()
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    ranks: Mapping[str, int] = field(default_factory=dict)
+    ranks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     lengths: Mapping[str, int] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
     whole: tuple[str, ...] = ()
@@ -57,11 +57,12 @@ class ResolvedRun:
             SessionError: the value of a placeholder without a shape has another rank than the graph needs, or that of
                 one of open length another length.
         """
-        for name, rank in self.ranks.items():
-            if name in fed and np.ndim(fed[name]) != rank:
+        for name, (least, most) in self.ranks.items():
+            if name in fed and not least <= np.ndim(fed[name]) <= most:
                 raise SessionError(
-                    f"Placeholder {name!r} has no shape. The ops that read it show rank {rank}, which every feed must "
-                    f"have; got the shape {np.shape(fed[name])}. Create the placeholder with its shape, [] of a scalar."
+                    f"Placeholder {name!r} has no shape. The ops that read it show rank "
+                    f"{least if least == most else f'{least} to {most}'}, which every feed must have; got the shape "
+                    f"{np.shape(fed[name])}. Create the placeholder with its shape, [] of a scalar."
                 )
         for name, length in self.lengths.items():
             if name in fed and np.shape(fed[name])[:1] != (length,):
