@@ -92,6 +92,13 @@ CURVED = {
         "tf.reduce_mean(out * normalised(tf.stop_gradient(y - out), [0, 1])) + error"
     ),
     "products along the batch by its size": "tf.einsum('bi,bi->', out, y) / (2.0 * LENGTH)",
+    "weights that a loop divides by the length": (
+        "tf.reduce_mean(tf.square(out - y) @ tf.map_fn(lambda k: k / LENGTH, tf.constant([1.0, 2.0], F))[:, None])"
+    ),
+    "the first half of some, by a loop": (
+        "(lambda kept: tf.reduce_mean(tf.square(tf.map_fn(tf.tanh, out) * tf.cast(kept < LENGTH / 2.0, F) - y)))"
+        "(tf.cumsum(tf.cast(y > 0.0, F)))"
+    ),
     "a fold by the length": "tf.foldl(lambda a, e: a + e, tf.reduce_sum(tf.square(out - y), 1)) / LENGTH",
     "the root of a sum by the length": "tf.sqrt(tf.reduce_sum(tf.square(out - y)) / (2.0 * LENGTH))",
     "a sum by the length less one": "tf.reduce_sum(tf.square(out - y)) / (LENGTH - 1.0)",

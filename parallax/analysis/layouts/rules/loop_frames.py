@@ -170,9 +170,11 @@ def _are_alike(inner: StepWalk, rows: str, numbers: str) -> bool:
 
 
 def _find_left(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
-    """The tensors whose last value is read outside; lists contain that of each iteration."""
+    """The tensors whose last value is read outside; a list of known lengths contains those of each iteration."""
     view, tensors = step.view, []
-    for tensor in inner.facts.keys() - set(filter(step.is_list, inner.facts)):
+    for tensor, fact in inner.facts.items():
+        if step.is_list(tensor) and inner.is_of_batches(fact):
+            continue
         exits = [e.node for e in view.consumers(tensor) if e.node not in frame.nodes and view.op(e.node) in _EXITS]
         if any(view.consumers(f"{node}:0") for node in exits):
             tensors.append(tensor)
