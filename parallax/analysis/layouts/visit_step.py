@@ -98,11 +98,7 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
             step.replicate_layouts(node, *layouts)
     is_opaque = op not in RULES and (program.differs_in(node) or program.is_opaque(node))
     is_whole = is_opaque or node in step.gathered or program.writes(node, step.part_variables)
-    rule = RULES.get(op, plain)
-    facts = None if is_whole else rule(step, node)
-    if facts is not None and any(map(step.is_long, facts)):
-        step.take_global_lengths(node)
-        facts = rule(step, node)
+    facts = None if is_whole else RULES.get(op, plain)(step, node)
     if facts is None:
         return _require_replicated(program, step, node)
     if not any(fact.is_lengths for fact in facts) and not step.is_length_invariant(node, facts):

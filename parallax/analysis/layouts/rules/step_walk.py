@@ -233,15 +233,6 @@ class StepWalk:
             if fact.is_lengths and edge not in self.local and edge not in self.converted_reads:
                 self.require_layout(node, slot, REPLICATED)
 
-    def is_long(self, fact: Fact) -> bool:
-        """Whether a tensor computed from per-worker lengths is more than a scalar or a shape.
-
-        Its op reads the lengths of the global batch, as otherwise all that follows would be computed twice.
-        """
-        if not fact.is_lengths or fact.value is not None or fact.dims is None:
-            return False
-        return len(fact.dims) > 1 or any(map(self.has_batch, fact.dims))
-
     def is_length_invariant(self, node: str, results: Sequence[Fact]) -> bool:
         """Whether a node returns the same from per-worker lengths as from those of the global batch.
 
