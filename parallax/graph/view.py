@@ -18,6 +18,7 @@ Shape = tuple[int | None, ...] | None
 """A static shape: None where the rank is unknown, None in it where a dimension is."""
 
 
+VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 NEXT_ITERATIONS = ("NextIteration", "RefNextIteration")
 """The back edges to the Merge at the head of a TensorFlow 1 loop."""
 

@@ -23,13 +23,12 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.base.errors import TransformError
 from parallax.base.types import GraphDef, NodeDef, OpDef
-from parallax.graph.view import node_of, split_tensor
+from parallax.graph.view import VARIABLES, node_of, split_tensor
 from parallax.transform.building.editor import SCOPE, GradientAccumulation
 from parallax.transform.passes.random_seeds import mix_seed
 from parallax.transform.passes.turns import SCOPE as TURNS
 from parallax.transform.pipeline import WorkerGraph
 
-VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 _PREFIX = re.compile(rf"{SCOPE}/plan_\d+/")
 _OF_ONE_RUN = ("TensorArray", "Stack", "TemporaryVariable")
 """Prefixes of the types of ops whose state does not outlive a run."""

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from parallax.analysis.cut.order_members import find_readers, order_members
 from parallax.graph.control_flow import branches_of
 from parallax.graph.cut.blocks import blocks_of
-from parallax.graph.view import GraphView, node_of
-
-VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+from parallax.graph.view import VARIABLES, GraphView, node_of
 
 
 @dataclass(frozen=True, slots=True)

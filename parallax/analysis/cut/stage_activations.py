@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from parallax.analysis.cut.forward_pass import VARIABLES
 from parallax.graph.cut.graph_to_cut import size_bytes
 from parallax.graph.step_memory import BufferSizes, StepMemory
-from parallax.graph.view import GraphView, node_of
+from parallax.graph.view import VARIABLES, GraphView, node_of
 from parallax.plans.memory import BATCH
 
 _LASTING = (*VARIABLES, "ReadVariableOp", "Const")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parallax.analysis.cut.forward_pass import VARIABLES, ForwardPass, find_forward_pass, find_main_part
+from parallax.analysis.cut.forward_pass import ForwardPass, find_forward_pass, find_main_part
 from parallax.analysis.cut.min_max import cut_evenly
 from parallax.analysis.cut.op_costs import BYTES_PER_S, OPS_PER_S, estimate_cost
 from parallax.analysis.cut.stage_activations import Activations, measure_activations
@@ -21,7 +21,7 @@ from parallax.graph.cut.messages import StageMessage, find_messages
 from parallax.graph.cut.places import complete_places
 from parallax.graph.cut.replicated_nodes import find_everywhere
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import GraphView, node_of
+from parallax.graph.view import VARIABLES, GraphView, node_of
 from parallax.plans.model_stages import StageCut
 
 _THERE_AND_BACK = 2.0

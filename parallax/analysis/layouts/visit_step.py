@@ -13,13 +13,14 @@ from parallax.analysis.layouts.rules.sparse_tensors import visit_sparse_feed
 from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.rules.values import constant_value
 from parallax.analysis.layouts.training_graph import NO_ARRAYS, VisitedGraph
-from parallax.analysis.reading.capture import VARIABLES, variable_of_tensor
+from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.base.errors import GraphError
 from parallax.graph.batches import ROWS, WHOLE, batch_tensors, find_report_kind, is_stated_scalar
 from parallax.graph.control_flow import Unit, branches_of
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.local_statistics import is_local_reduction
 from parallax.graph.ops import ELEMENTWISE, state_op
+from parallax.graph.view import VARIABLES
 from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
 
 _TEXT = 7  # types.proto

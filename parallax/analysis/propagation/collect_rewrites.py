@@ -19,7 +19,7 @@ from parallax.analysis.propagation.states import AtOwners, Rows
 from parallax.analysis.propagation.walk import Merge, Walk
 from parallax.base.errors import GraphError
 from parallax.graph.batches import batch_by_node, is_of_script
-from parallax.graph.view import node_of
+from parallax.graph.view import VARIABLES, node_of
 from parallax.plans.rewrites import (
     Broadcast,
     Collect,
@@ -176,7 +176,7 @@ def _list_gathers(walk: Walk) -> Iterator[GatherRows]:
 
 def _is_update_read(walk: Walk, node: str) -> bool:
     """Whether a node reads a variable for an update or writes it there; these are never fetched, and Adam has many."""
-    return node in walk.facts.training and walk.view.op(node) not in ("Identity", *visit_node.VARIABLES)
+    return node in walk.facts.training and walk.view.op(node) not in ("Identity", *VARIABLES)
 
 
 def _list_sharded_tensors(walk: Walk, gathers: tuple[GatherRows, ...]) -> tuple[str, ...]:

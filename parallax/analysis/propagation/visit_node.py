@@ -38,7 +38,7 @@ from parallax.graph.control_flow import MERGES, Branches, branches_at, is_loop_m
 from parallax.graph.ops import seed_slots, state_op
 from parallax.graph.shard import SHARD_ID, mark_of
 from parallax.graph.spec import GradientSource
-from parallax.graph.view import NEXT_ITERATIONS, Edge, GraphView, node_of
+from parallax.graph.view import NEXT_ITERATIONS, VARIABLES, Edge, GraphView, node_of
 from parallax.plans.rewrites import AllReduce, Scatter
 
 _RANDOM = re.compile(
@@ -49,7 +49,6 @@ _COPIES = ("Identity", "Cast", "Reshape")
 _STRING = 7  # types.proto
 _RESTORES = ("RestoreV2", "Restore", "RestoreSlice")
 _TABLES = ("HashTable", "HashTableV2")
-VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SAME_STATEFUL = frozenset(
     """
     Assert Print PrintV2 NoOp HashTable HashTableV2 InitializeTableV2 InitializeTableFromTextFileV2 LookupTableFindV2

@@ -47,14 +47,13 @@ from parallax.graph.batches import is_of_front_end, is_of_script
 from parallax.graph.garbage import without_collections
 from parallax.graph.row_updates import row_update_ops
 from parallax.graph.spec import OPEN_SHAPE, Part
-from parallax.graph.view import GraphView, Shape, node_of
+from parallax.graph.view import VARIABLES, GraphView, Shape, node_of
 
 _HIDDEN = "gradients are taken inside a loop or a conditional"
 _FOLLOWED = (
     "Config(layouts=False) is only for graphs that a script builds. For Keras and parallax.function, Parallax knows "
     "the batch, and N workers always compute what one process computes. Remove layouts."
 )
-VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _MAX_DEPTH = 50
 _PASSES = ("Identity", "ReadVariableOp", "Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "RefMerge", "RefIdentity")
 """Ops that pass on a variable, or its value; for a Merge the first input is followed."""

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from parallax.base.errors import GuardError
 from parallax.base.types import Array, Comm, Tensor, Value
-from parallax.graph.view import GraphView
+from parallax.graph.view import VARIABLES, GraphView
 from parallax.report.logger import log
 from parallax.report.text import pluralize
 from parallax.runtime.guard.difference import (
@@ -50,7 +50,6 @@ from parallax.runtime.worker.session.accumulation import Gather
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.runtime.worker.session.runs import Runs
 from parallax.transform.pipeline import WorkerGraph
-from parallax.transform.swap import VARIABLES
 
 _NAN = -1
 _CPU_INFO = Path("/proc/cpuinfo")

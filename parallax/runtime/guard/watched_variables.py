@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.graph.ops import CONTROL_FLOW, op_definition, state_op, takes_state
-from parallax.graph.view import GraphView, node_of
+from parallax.graph.view import VARIABLES, GraphView, node_of
 from parallax.transform.pipeline import WorkerGraph
-from parallax.transform.swap import VARIABLES
 
 _PASSES_ON = frozenset("Identity Enter RefEnter RefIdentity Switch RefSwitch Merge RefMerge".split())
 """Ops that forward a handle or reference to ops that may write it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from parallax.base.types import NodeDef
+from parallax.graph.view import VARIABLES
 
 _STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
 _RESET_PEAK = "5"  # proc(5): sets the peak to the current value
@@ -18,7 +19,6 @@ _LIMITS = (
 )
 _OF_A_JOB = 60 << 20
 """Memory of MPI, Horovod and a session, which a worker needs in addition to building and reading a graph."""
-_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
 
 def reset_peak() -> bool:
@@ -71,7 +71,7 @@ def variable_bytes(nodes: Iterable[NodeDef]) -> int:
     """Bytes of the variables among a graph's nodes that this process stores: those that are not on servers."""
     total = 0
     for node in nodes:
-        if node.op in _VARIABLES and "/job:ps" not in node.device:
+        if node.op in VARIABLES and "/job:ps" not in node.device:
             shape = tf.TensorShape(node.attr["shape"].shape)
             total += (shape.num_elements() or 0) * tf.dtypes.as_dtype(node.attr["dtype"].type).size
     return total

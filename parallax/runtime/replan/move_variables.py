@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.base.types import Comm, Operation, Session, Tensor, Value
-from parallax.graph.view import GraphView
+from parallax.graph.view import VARIABLES, GraphView
 from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, CheckpointEntry, chunks
 from parallax.runtime.checkpoint.rows.access_to_rows import build_access
 from parallax.runtime.checkpoint.rows.row_places import Places
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
-from parallax.transform.swap import VARIABLES
 
 v1 = tf.compat.v1
 

@@ -18,7 +18,7 @@ from parallax.graph.cut.graph_to_cut import graph_to_cut
 from parallax.graph.cut.messages import StageMessage, find_messages, messages_within
 from parallax.graph.cut.places import complete_places
 from parallax.graph.cut.replicated_nodes import find_everywhere
-from parallax.graph.view import GraphView, node_of, tensor_name
+from parallax.graph.view import VARIABLES, GraphView, node_of, tensor_name
 from parallax.plans.model_stages import StageCut
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.known_shapes import with_shapes
@@ -26,7 +26,6 @@ from parallax.transform.passes.packed_messages import find_packs, pack
 
 SEND, RECEIVE = "ParallaxSend", "ParallaxReceive"
 SCOPE = "parallax/stage"
-_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _OF_ONE_PROCESS = ("_class", "_output_shapes")
 """Attributes that name other nodes, or contain inferred shapes."""
 
@@ -57,7 +56,7 @@ class StageGraph:
 
     def variables_elsewhere(self, view: GraphView) -> frozenset[str]:
         """The variables of the user's graph that other stages store, and this one does not."""
-        return frozenset(op for op in view.nodes_of(_VARIABLES) if not self.is_here(op))
+        return frozenset(op for op in view.nodes_of(VARIABLES) if not self.is_here(op))
 
     def within(self, runs: set[str], fed: frozenset[str] = frozenset()) -> list[StageMessage]:
         """The messages between stages in a run of some nodes and all their ancestors."""

@@ -18,12 +18,11 @@ from parallax.base.errors import TransformError
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.ops import CONTROL_FLOW, READS, source_of, state_op
 from parallax.graph.row_updates import UPDATE_ROWS
-from parallax.graph.view import GraphView, node_of, tensor_name
+from parallax.graph.view import VARIABLES, GraphView, node_of, tensor_name
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import SCOPE, Editor
 
 _PASSES_ON = ("Identity", "RefIdentity", "Switch", "RefSwitch")
-_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _NAME = f"{SCOPE}/touched"
 
 
@@ -103,7 +102,7 @@ def _groups(view: GraphView, tables: Mapping[str, str]) -> tuple[list[tuple[str,
     """
     members_by_key: dict[tuple[object, ...], list[str]] = {}
     whole: dict[str, str] = {}
-    for variable in (node for node in view.nodes if view.op(node) in _VARIABLES):
+    for variable in (node for node in view.nodes if view.op(node) in VARIABLES):
         numbers, reason = _row_numbers(view, variable)
         shape = view.nodes[variable].attr["shape"].shape
         if not numbers or not shape.dim or any(dim.size < 0 for dim in shape.dim):

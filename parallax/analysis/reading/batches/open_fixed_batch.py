@@ -24,11 +24,12 @@ from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shape
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.batches.replaced_gradients import replace_gradients
 from parallax.analysis.reading.batches.unclassified_constants import UnclassifiedConstants
+from parallax.analysis.reading.construction.custom_gradients import rebind_custom_gradients
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.analysis.reading.construction.old_contexts import Contexts, import_with_contexts, in_style_of, is_complete
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord, losses_of, records_in
 from parallax.base.types import Graph, GraphDef
-from parallax.graph.batches import mark_opened
+from parallax.graph.batches import find_substitutes, mark_opened
 from parallax.graph.view import GraphView, node_of
 
 SCOPE = "parallax_opened"
@@ -141,7 +142,7 @@ def open_fixed_batch(
                     graph = _import_graph(opened, outside, contexts)
                 if is_classified and not contexts.are_none:
                     is_classified = is_complete(graph, GraphView(opened).ancestors(losses) - autodiff)
-                derived = _derive_gradients(view, graph, opened, outside, records) if is_classified else None
+                derived = _derive_gradients(view, graph, opened, outside, records, names) if is_classified else None
                 if constants.without_batch and derived is None:
                     return f"{fixed}, since {_UNREAD.format(constants.without_batch)}"
                 return derived or f"{fixed}, since {_UNKNOWN_OF.format(left) if left else _UNKNOWN}"
@@ -236,7 +237,12 @@ def _without(opened: GraphDef, outside: Set[str]) -> GraphDef:
 
 
 def _derive_gradients(
-    fixed: GraphView, graph: Graph, opened: GraphDef, outside: Set[str], records: Sequence[CapturedRecord]
+    fixed: GraphView,
+    graph: Graph,
+    opened: GraphDef,
+    outside: Set[str],
+    records: Sequence[CapturedRecord],
+    names: Mapping[str, str],
 ) -> OpenedGraph | None:
     """The graph with all gradients derived again, in the order in which the script requested them.
 
@@ -246,12 +252,14 @@ def _derive_gradients(
         opened: the graph with an open batch.
         outside: the nodes that `graph` lacks, as gradients do not depend on them.
         records: the records of autodiff.
+        names: source of the fixed batch -> that of the open one.
     """
     instead, gradients = dict[str, tf.Tensor](), dict[str, str]()
     # Optimizers do the same: no update of a reference variable precedes the gradients that read it.
     has_references = any(fixed.op(node) in _REFERENCES for node in fixed.nodes)
     autodiff = frozenset[str]().union(*(record.ops for record in records))
-    with graph.as_default(), in_style_of(graph):
+    substitutes = {old: new for old, (new, *others) in find_substitutes(GraphView(opened)).items() if not others}
+    with graph.as_default(), in_style_of(graph), rebind_custom_gradients(graph, {**names, **substitutes}):
         for number, record in enumerate(one for one in records if one.gradients):  # the rest are TensorFlow's own
             ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]
             xs = [graph.get_tensor_by_name(target) for target, _, _ in record.gradients]

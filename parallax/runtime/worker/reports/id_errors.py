@@ -8,7 +8,7 @@ from parallax.base.errors import IdError
 from parallax.base.types import OpError
 from parallax.graph.ops import PASSES_ON
 from parallax.graph.row_updates import GATHER_ROWS
-from parallax.graph.view import GraphView, node_of
+from parallax.graph.view import VARIABLES, GraphView, node_of
 from parallax.report.text import pluralize
 from parallax.transform.swap import as_planned
 
@@ -19,7 +19,6 @@ _OF_PULL = re.compile(
 )
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
 _PASSES_ON = (*PASSES_ON, "ReadVariableOp")
-_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
 
 def id_error(error: OpError, view: GraphView, rank: int, step: int | None) -> IdError | None:
@@ -54,7 +53,7 @@ def _variable(view: GraphView, node: str) -> str:
     while node in view.nodes and view.inputs(node):
         of_variable = 1 if view.op(node) == GATHER_ROWS else 0
         node = node_of(view.inputs(node)[of_variable])
-        if view.op(node) in _VARIABLES:
+        if view.op(node) in VARIABLES:
             return as_planned(node)
         if view.op(node) not in _PASSES_ON:
             return ""

@@ -20,7 +20,7 @@ from parallax.base.errors import SessionError
 from parallax.base.types import Value
 from parallax.graph.batches import find_stated_lengths, find_stated_ranks
 from parallax.graph.control_flow import is_compared
-from parallax.graph.view import GraphView, node_of
+from parallax.graph.view import VARIABLES, GraphView, node_of
 from parallax.runtime.worker.session.accumulation import AccumulatedGradients, Gather, MicroBatchRun
 from parallax.runtime.worker.session.fixed_batch import FixedBatch
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
@@ -34,7 +34,6 @@ from parallax.transform.swap import as_planned, renamed_tensor
 
 _READS = ("Identity", "ReadVariableOp")
 _GIVES = ("AccumulatorApplyGradient", "SparseAccumulatorApplyGradient")
-_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _NAMED = 6  # fetches that a message lists
 
 
@@ -295,7 +294,7 @@ class Names:
         node = node_of(name)
         if name in whole:
             return whole[name]
-        if ":" in name and self._view.op(node) in _VARIABLES:
+        if ":" in name and self._view.op(node) in VARIABLES:
             nodes = [edge.node for edge in self._view.consumers(name) if self._view.op(edge.node) in _READS]
             # A read that comes after a step would run it.
             reads = [f"{one}:0" for one in sorted(nodes, key=lambda one: bool(self._view.controls(one)))]
