@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
-from math import prod
 from types import MappingProxyType
 
 import numpy as np
@@ -31,6 +30,7 @@ from parallax.analysis.reading.batches.open_lengths import (
     find_open_axis,
     find_open_lengths,
     find_picked,
+    find_reshaped_axes,
     find_shape_value,
     find_vector,
     fixed_shape,
@@ -162,20 +162,15 @@ class BatchConstants:
             self.open_input(opened, node, slot, axis)
 
     def _open_reshape(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
-        fixed = fixed_shape(self._view, self._view.inputs(node.name)[0])
         made = fixed_shape(self._view, f"{node.name}:0")
-        axis = find_open_axis(self._view, inferred, inferred.inputs(node.name)[0])
         shape = inferred.constant(inferred.inputs(node.name)[1])
-        if fixed is None or made is None or axis is None or shape is None:
+        found = find_reshaped_axes(self._view, inferred, node.name, self._length, self._numbers.find_axis)
+        if made is None or shape is None or found is None:
             return
-        before = prod(fixed[:axis])
-        places = [p for p, n in enumerate(made) if n % self._length == 0 and prod(made[:p]) == before]
-        is_aligned = len(places) == 1
-        places = places or [p for p, n in enumerate(made) if n % self._length == 0]
+        places, is_aligned = found
         if len(places) != 1:
             self.are_classified &= not places and -1 in shape
-            return
-        if int(shape[places[0]]) != -1:
+        elif int(shape[places[0]]) != -1:
             self._changed.add(node.name)
             new_shape = [-1 if p == places[0] else n for p, n in enumerate(made)]
             node.input[1] = add_constant(opened, node.name, np.asarray(new_shape, shape.dtype), node.input[1])
@@ -378,6 +373,8 @@ class BatchConstants:
     def _open_shape_constant(self, opened: GraphDef, maker: NodeDef, value: Array) -> None:
         """Puts the batch length into a constant that TensorFlow made of the shape of a tensor."""
         axis = self._numbers.find_axis(np.reshape(value, [-1])) if value.ndim < 2 else None
+        if any(self._view.op(edge.node) == "Reshape" and edge.slot for edge in self._view.consumers(f"{maker.name}:0")):
+            return  # by its name it may be that op's own, which has a rule
         batch = self._batch_of(maker.name) if maker.name not in self._within else ""
         if axis is None or not batch:
             return

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.analysis.reading.batches.batch_constants import BatchConstants
+from parallax.analysis.reading.batches.batch_counters import open_counters
 from parallax.analysis.reading.batches.batch_degrees import gradients_of
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
+from parallax.analysis.reading.batches.batch_lengths import add_measured
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCES, is_assigned
 from parallax.analysis.reading.batches.length_sources import LengthSources
@@ -24,12 +26,14 @@ from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shape
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.batches.replaced_gradients import replace_gradients
 from parallax.analysis.reading.batches.unclassified_constants import UnclassifiedConstants
+from parallax.analysis.reading.batches.weighted_losses import find_weights, weigh_losses
 from parallax.analysis.reading.construction.custom_gradients import rebind_custom_gradients
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.analysis.reading.construction.old_contexts import Contexts, import_with_contexts, in_style_of, is_complete
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord, losses_of, records_in
 from parallax.base.types import Graph, GraphDef
 from parallax.graph.batches import find_substitutes, mark_opened
+from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, node_of
 
 SCOPE = "parallax_opened"
@@ -79,6 +83,7 @@ def open_fixed_batch(
     """
     if not records or not all(record.is_plain for record in records if record.gradients):
         return "not all gradients come from tf.gradients, called with tensors after parallax was imported"
+    view, records = weigh_losses(view, records)
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     losses = losses_of(records)
     delivered = {node_of(t) for record in records for _, *found in record.gradients for t in found if t}
@@ -118,11 +123,17 @@ def open_fixed_batch(
         measured = {
             constant: one._replace(tensor=names.get(one.tensor, one.tensor))
             for constant, one in measured.items()
-            if constant in needed and inputs.are_read(one.tensor, constant)
+            if constant in forward
+            and (
+                inputs.are_read(one.tensor, constant)
+                or (constant not in inputs.of_batches and _is_written(view, constant, forward))
+            )
         }
+        open_counters(view, opened, forward, length, inputs.find)
+        of_losses_alone = {constant: one for constant, one in measured.items() if constant in needed}
         parts = forward & needed & inputs.of_batches, losses & forward & inputs.of_batches
         divisors = BatchDivisors(view, *parts, length, numbers, gradients_of(records, names))
-        constants = BatchConstants(view, *parts, divisors, length, inputs.find, numbers, measured)
+        constants = BatchConstants(view, *parts, divisors, length, inputs.find, numbers, of_losses_alone)
         bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in parts[0]]
         outside = view.nodes.keys() - needed
         for _ in range(_MOST_PASSES):
@@ -137,6 +148,7 @@ def open_fixed_batch(
                     view, forward, numbers, set()
                 ).are_of_gradients(delivered)
                 divisors.open_divisors(seen, opened, inputs.find, outside & forward)
+                _open_measured(view, seen, opened, measured, forward - parts[0])
                 is_classified = is_classified and divisors.are_classified
                 if opened.SerializeToString(deterministic=True) != before:  # shapes do not depend on anything else
                     graph = _import_graph(opened, outside, contexts)
@@ -170,6 +182,33 @@ def _with_open_sources(view: GraphView, names: Mapping[str, str], length: int, i
             made.attr["shape"].shape.dim.add(size=-1 if axis == 0 or size is None else size)
         mark_opened(made, length)
     return changed
+
+
+def _is_written(view: GraphView, node: str, forward: Set[str]) -> bool:
+    """Whether a variable is updated by what is computed from a node."""
+    return any(state_op(view.op(one), len(view.inputs(one))) for one in view.reach([node], forward))
+
+
+def _open_measured(
+    view: GraphView, inferred: GraphView, opened: GraphDef, measured: Mapping[str, MeasuredTensor], apart: Set[str]
+) -> None:
+    """Computes the constants that TensorFlow made of the shapes of batches again for updates that read these shapes.
+
+    Args:
+        view: the graph for the fixed batch.
+        inferred: the graph with an open batch, without some nodes.
+        opened: the graph with an open batch, which is modified.
+        measured: constant -> the tensor from which TensorFlow made it.
+        apart: the nodes, outside autodiff, on which no loss depends.
+    """
+    by_name = {node.name: node for node in opened.node}
+    for constant, one in measured.items():
+        value = view.constant(f"{constant}:0") if constant in apart else None
+        if value is not None and find_open_axis(view, inferred, one.tensor) is not None:
+            made = add_measured(opened, one, inferred.dtype(one.tensor), constant, value)
+            for edge in view.consumers(f"{constant}:0"):
+                if edge.node in apart:
+                    by_name[edge.node].input[edge.slot] = made
 
 
 def _open_delivered(view: GraphView, inferred: GraphView, opened: GraphDef, records: Sequence[CapturedRecord]) -> bool:
@@ -261,10 +300,13 @@ def _derive_gradients(
     substitutes = {old: new for old, (new, *others) in find_substitutes(GraphView(opened)).items() if not others}
     with graph.as_default(), in_style_of(graph), rebind_custom_gradients(graph, {**names, **substitutes}):
         for number, record in enumerate(one for one in records if one.gradients):  # the rest are TensorFlow's own
-            ys = [graph.get_tensor_by_name(tensor) for tensor in record.of]
-            xs = [graph.get_tensor_by_name(target) for target, _, _ in record.gradients]
+            ys, weights = find_weights(graph, record)
+            stopped = [graph.get_tensor_by_name(names.get(tensor, tensor)) for tensor in record.stopped]
+            xs = [graph.get_tensor_by_name(substitutes.get(target, target)) for target, _, _ in record.gradients]
             with tf.name_scope(f"{SCOPE}_gradients_{number}/"):
-                new_gradients = tf.gradients(ys, xs, name="gradients", gate_gradients=has_references)
+                new_gradients = tf.gradients(
+                    ys, xs, weights, name="gradients", gate_gradients=has_references, stop_gradients=stopped
+                )
             for (_, values, indices), gradient in zip(record.gradients, new_gradients, strict=True):
                 if isinstance(gradient, tf.IndexedSlices) != (indices is not None):
                     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from itertools import combinations
 from math import prod
 from typing import NamedTuple
@@ -102,6 +102,32 @@ def find_picked(view: GraphView, node: str) -> list[int]:
         return list(range(length))
     places = list(range(length))
     return [places[known[0]]] if view.flag(node, "shrink_axis_mask") else places[slice(*known)]
+
+
+def find_reshaped_axes(
+    view: GraphView, inferred: GraphView, node: str, length: int, find_axis: Callable[[Array], int | None]
+) -> tuple[list[int], bool] | None:
+    """(the axes of a Reshape's result that may be the batch's, whether as many elements lie before one as before).
+
+    None where the Reshape does not read the batch.
+
+    Args:
+        view: the graph for the fixed batch.
+        inferred: the same with an open batch.
+        node: the Reshape.
+        length: of the fixed batch.
+        find_axis: shape -> the one axis in it that must be the batch's, for a tensor whose rank is not inferred.
+    """
+    tensor, made = inferred.inputs(node)[0], fixed_shape(view, f"{node}:0") or ()
+    if inferred.shape(tensor) is None:
+        certain = find_axis(np.asarray(made))
+        return None if certain is None else ([certain], False)
+    fixed, axis = fixed_shape(view, view.inputs(node)[0]), find_open_axis(view, inferred, tensor)
+    if fixed is None or axis is None:
+        return None
+    multiples = [place for place, n in enumerate(made) if n % length == 0]
+    aligned = [place for place in multiples if prod(made[:place]) == prod(fixed[:axis])]
+    return aligned or multiples, len(aligned) == 1
 
 
 def broadcast_dims(shapes: list[Dims]) -> Dims | None:

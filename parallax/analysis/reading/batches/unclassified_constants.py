@@ -41,6 +41,12 @@ LISTS = {
     **dict.fromkeys(("TensorListGetItem", "TensorListGather"), 2),
 }
 """For ops that create or read a list of tensors, the input with the shape of its elements."""
+_COPIES = ("Identity", "StopGradient", "Cast")
+_WRITES_WHOLE = (
+    "Assign",
+    "AssignVariableOp",
+    *(f"Assign{how}{of}" for how in ("Add", "Sub") for of in ("", "VariableOp")),
+)
 _DECLARED = {"EnsureShape": ("shape",), **dict.fromkeys(ARRAYS, ("element_shape",))}
 _DECLARED["TensorArrayConcatV3"] = ("element_shape_except0",)
 """For ops, the attributes with lengths that they declare for a tensor."""
@@ -102,7 +108,7 @@ class UnclassifiedConstants:
     def _is_unclassified(self, inferred: GraphView, node: str, degrees: BatchDegrees) -> bool:
         if any(self._numbers.is_multiple(float(dim.size)) for dim in find_declared_dims(inferred.nodes[node])):
             return True
-        if self._has_place(inferred, node):
+        if self._has_place(inferred, node) or self._is_written_whole(inferred, node):
             return True
         is_classified = self._is_classified_slice(inferred, node) or inferred.op(node) == "Assert"
         for slot, tensor in () if is_classified else enumerate(inferred.inputs(node)):
@@ -128,6 +134,14 @@ class UnclassifiedConstants:
         if inferred.op(node) not in CUTS:
             return False
         return self._find_batch_axis(inferred, inferred.inputs(node)[0]) is not None
+
+    def _is_written_whole(self, inferred: GraphView, node: str) -> bool:
+        """Whether a node writes examples to a variable, whose size is fixed: it was computed from their number."""
+        value = inferred.inputs(node)[1] if inferred.op(node) in _WRITES_WHOLE else ""
+        while value and inferred.op(node_of(value)) in _COPIES:
+            value = inferred.inputs(node_of(value))[0]
+        is_open = bool(value) and find_open_axis(self._view, inferred, value) is not None
+        return is_open and inferred.op(node_of(value)) not in (*CUTS, *_TAKES)
 
     def _has_place(self, inferred: GraphView, node: str) -> bool:
         """Whether a node takes examples by a number that may be computed from the batch length, as their last one."""

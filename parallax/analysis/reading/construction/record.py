@@ -82,8 +82,10 @@ class GradientRecord:
         gradients: the delivered gradients, for every target that has one; none where TensorFlow called autodiff itself.
         cotangents: of the gradients delivered before, where this call differentiated through them.
         of: the differentiated tensors, such as a loss.
-        is_plain: whether it was a plain `tf.gradients` of these with respect to the targets, or that of a tape that
-            watched all of it: `tf.gradients` can then repeat it.
+        is_plain: whether it was a `tf.gradients` of these with respect to the targets, or that of a tape that watched
+            all of it: `tf.gradients` can then repeat it.
+        weights: for each of these its weights (`grad_ys`); empty where none has any.
+        stopped: the tensors through which it was not differentiated (`stop_gradients`).
     """
 
     first_op: int
@@ -92,6 +94,8 @@ class GradientRecord:
     cotangents: tuple[Cotangent, ...] = ()
     of: tuple[Place, ...] = ()
     is_plain: bool = False
+    weights: tuple[Place | None, ...] = ()
+    stopped: tuple[Place, ...] = ()
 
 
 def install() -> None:
@@ -180,7 +184,12 @@ def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[...,
         if gradients or cotangents:
             losses = _places(bound.arguments[of]) if by_user else ()
             is_plain = by_user and _is_plain(bound.arguments, of) and _has_watched(graph, bound.arguments)
-            record = GradientRecord(first_op, graph.version, gradients, cotangents, losses, is_plain)
+            weights = _list_weights(bound.arguments) if is_plain else []
+            record = GradientRecord(
+                *(first_op, graph.version, gradients, cotangents, losses, is_plain),
+                tuple(None if one is None else _place(one) for one in weights),
+                _places(bound.arguments.get("stop_gradients") or []) if is_plain else (),
+            )
             setattr(graph, _ATTRIBUTE, (*records_of(graph), record))
         return result
 
@@ -209,15 +218,20 @@ def _marking_feeds(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_plain(arguments: Mapping[str, Argument], of: str) -> bool:
-    """Whether arguments of autodiff are only tensors and targets."""
+    """Whether arguments of autodiff are only tensors, their weights and targets."""
     import tensorflow as tf
 
-    special_arguments = [
-        one for name in ("grad_ys", "stop_gradients", "output_gradients") for one in _as_list(arguments.get(name))
-    ]
+    weights = _list_weights(arguments)
     unconnected = getattr(arguments.get("unconnected_gradients"), "value", None)
-    is_alone = all(one is None for one in special_arguments) and unconnected in (None, "none")
-    return is_alone and all(map(tf.is_symbolic_tensor, _as_list(arguments[of])))
+    tensors = (*_as_list(arguments[of]), *_as_list(arguments.get("stop_gradients") or []))
+    are_tensors = all(map(tf.is_symbolic_tensor, (*tensors, *(one for one in weights if one is not None))))
+    return are_tensors and unconnected in (None, "none") and len(weights) in (0, len(_as_list(arguments[of])))
+
+
+def _list_weights(arguments: Mapping[str, Argument]) -> list[Nest]:
+    """The weights of the differentiated tensors; None for those that have none, and empty where none has."""
+    weights = _as_list(arguments.get("grad_ys", arguments.get("output_gradients")))
+    return [] if all(one is None for one in weights) else weights
 
 
 def _noting_ops(function: Callable[..., None]) -> Callable[..., None]:

@@ -33,6 +33,8 @@ class CapturedRecord:
             through it.
         of: the differentiated tensors, such as a loss.
         is_plain: whether it can be repeated, as `tf.gradients` of these with respect to the targets.
+        weights: for each of these its weights, where it has any; empty where none has.
+        stopped: the tensors through which it was not differentiated.
         dense_shapes: values tensor -> the target's shape that came with it, where this call computed one.
         forward: node of autodiff -> the forward node to which it belongs, where that is known.
     """
@@ -42,6 +44,8 @@ class CapturedRecord:
     cotangents: tuple[tuple[str, str], ...] = ()
     of: tuple[str, ...] = ()
     is_plain: bool = False
+    weights: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
     dense_shapes: Mapping[str, str] = field(default_factory=dict)
     forward: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -180,8 +184,13 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
         for gradient in _resolve(places, place, one_of.gradient)
     ]
     losses = tuple(tensor for loss in one.of for tensor in _resolve(places, place, loss)[:1])
-    is_plain = one.is_plain and len(losses) == len(one.of)
-    return CapturedRecord(tuple(gradients), ops, tuple(cotangents), losses, is_plain, shapes)
+    weights = tuple("".join(_resolve(places, place, by)[:1]) if by is not None else "" for by in one.weights)
+    stopped = tuple(tensor for by in one.stopped for tensor in _resolve(places, place, by)[:1])
+    is_plain = one.is_plain and len(losses) == len(one.of) and len(stopped) == len(one.stopped)
+    is_plain = is_plain and all(
+        bool(weight) == (by is not None) for weight, by in zip(weights, one.weights, strict=True)
+    )
+    return CapturedRecord(tuple(gradients), ops, tuple(cotangents), losses, is_plain, weights, stopped, shapes)
 
 
 def _find_forward(

@@ -1,0 +1,152 @@
+"""Updates in graphs for a fixed batch that read the batch length outside of losses: rates, counters and queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.exactness.loss_trials import tried
+
+v1 = tf.compat.v1
+F = tf.float64
+FEEDS = {"x": lambda rng, rows: rng.randn(rows, 6), "y": lambda rng, rows: rng.randn(rows, 3)}
+
+
+def measure(x: Any) -> Any:
+    """The batch length, which TensorFlow makes a constant."""
+    return tf.cast(tf.shape(x)[0], F)
+
+
+def literal(x: Any) -> Any:
+    """The batch length as a script writes it, where it knows it."""
+    return tf.shape(x)[0] if x.shape[0] is None else int(x.shape[0])
+
+
+def counter(name: str, dtype: Any = F) -> Any:
+    return v1.get_variable(name, [], dtype, initializer=v1.zeros_initializer(), trainable=False)
+
+
+def queue(name: str) -> Any:
+    return v1.get_variable(name, [60, 3], F, trainable=False)
+
+
+def train(out: Any, y: Any, rate: Any = 0.05) -> Any:
+    return v1.train.GradientDescentOptimizer(rate).minimize(tf.reduce_mean(tf.square(out - y)))
+
+
+def divided(x: Any, y: Any, out: Any) -> Any:
+    weights = v1.trainable_variables()
+    gradients = tf.gradients(tf.reduce_sum(tf.square(out - y)), weights)
+    scaled = [(gradient / measure(x), variable) for gradient, variable in zip(gradients, weights, strict=True)]
+    return v1.train.AdamOptimizer(0.05).apply_gradients(scaled)
+
+
+def divided_by_entries(x: Any, y: Any, out: Any) -> Any:
+    weights = v1.trainable_variables()
+    gradients = tf.gradients(tf.reduce_sum(tf.square(out - y)), weights)
+    scaled = [(gradient / tf.cast(tf.size(y), F), v) for gradient, v in zip(gradients, weights, strict=True)]
+    return v1.train.GradientDescentOptimizer(0.5).apply_gradients(scaled)
+
+
+def rate(x: Any, y: Any, out: Any) -> Any:
+    return train(out, y, 0.5 / tf.sqrt(measure(x)))
+
+
+def examples_seen(x: Any, y: Any, out: Any) -> Any:
+    seen = counter("seen")
+    with tf.control_dependencies([seen.assign_add(measure(x))]):
+        return train(out, y, 0.5 / (1.0 + seen.read_value()))
+
+
+def examples_counted(x: Any, y: Any, out: Any) -> Any:
+    return tf.group(train(out, y), counter("seen").assign_add(tf.cast(literal(x), F)))
+
+
+def counted_in_other_runs(x: Any, y: Any, out: Any) -> Any:
+    return [train(out, y), tf.group(counter("seen", tf.int64).assign_add(tf.shape(out, tf.int64)[0]))]
+
+
+def accuracy(x: Any, y: Any, out: Any) -> Any:
+    are_right = tf.equal(tf.argmax(out, 1), tf.argmax(y, 1))
+    right = counter("right").assign_add(tf.reduce_sum(tf.cast(are_right, F)))
+    return tf.group(train(out, y), right, counter("total", tf.int32).assign_add(tf.size(are_right)))
+
+
+def running_mean(x: Any, y: Any, out: Any) -> Any:
+    mean, seen = v1.get_variable("mean", [3], F, trainable=False), counter("seen")
+    total = seen + measure(x)
+    change = (tf.reduce_mean(out, 0) - mean) * measure(x) / total
+    return tf.group(train(out, y), mean.assign_add(change), seen.assign(total))
+
+
+def epochs(x: Any, y: Any, out: Any) -> Any:
+    step = v1.train.get_or_create_global_step()
+    passed = tf.cast(step * tf.shape(x, out_type=tf.int64)[0] // 100, F)
+    loss = tf.reduce_mean(tf.square(out - y))
+    return v1.train.GradientDescentOptimizer(0.1 * 0.5**passed).minimize(loss, global_step=step)
+
+
+def ring(x: Any, y: Any, out: Any) -> Any:
+    """A queue of features with the position of its oldest."""
+    features, position = queue("features"), counter("position", tf.int32)
+    update = train(out + 0.1 * tf.tanh(out @ tf.transpose(features)) @ features, y)
+    with tf.control_dependencies([update]):
+        begin = position.read_value()
+    written = v1.scatter_update(features, tf.range(begin, begin + literal(x)) % 60, out)
+    with tf.control_dependencies([written]):
+        return tf.group(position.assign((position + literal(x)) % 60))
+
+
+def newest(x: Any, y: Any, out: Any) -> Any:
+    features = queue("features")
+    update = train(out + 0.1 * tf.tanh(out @ tf.transpose(features)) @ features, y)
+    with tf.control_dependencies([update]):
+        return tf.group(features.assign(tf.concat([out, features], 0)[:60]))
+
+
+CASES = [
+    *(divided, divided_by_entries, rate, examples_seen, examples_counted, counted_in_other_runs, accuracy),
+    *(running_mean, epochs, ring, newest),
+]
+
+
+def build_with(update: Any) -> Any:
+    def build(rows: int | None) -> Any:
+        v1.get_variable_scope().set_use_resource(True)
+        x, y = v1.placeholder(F, [rows, 6], name="x"), v1.placeholder(F, [rows, 3], name="y")
+        return update(x, y, tf.tanh(x @ v1.get_variable("w", [6, 3], F)))
+
+    return build
+
+
+@pytest.mark.parametrize("update", CASES)
+def test_lengths_that_updates_read_are_those_of_the_global_batch(update: Any) -> None:
+    outcome = tried(build_with(update), FEEDS, is_open=False, dtype="float64", rows=14)
+    assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
+
+
+def test_a_queue_cut_by_the_batch_size_is_refused() -> None:
+    """All workers' features are as many as the queue has only where one worker's are cut off."""
+
+    def cut(x: Any, y: Any, out: Any) -> Any:
+        features = queue("features")
+        update = train(out + 0.1 * tf.tanh(out @ tf.transpose(features)) @ features, y)
+        with tf.control_dependencies([update]):
+            return tf.group(features.assign(tf.concat([features[literal(x) :], out], 0)))
+
+    outcome = tried(build_with(cut), FEEDS, is_open=False, dtype="float64", rows=14)
+    assert outcome.kind == "refused" and "Leave the first dimension of the batch open" in outcome.message, outcome
+    assert tried(build_with(cut), FEEDS, is_open=True, dtype="float64", rows=14).kind == "equal"
+
+
+def test_a_variable_for_one_batch_leaves_the_batch_fixed() -> None:
+    def store(x: Any, y: Any, out: Any) -> Any:
+        last = v1.get_variable("last", [x.shape[0], 3], F, trainable=False)
+        update = train(out + 0.1 * last, y)
+        with tf.control_dependencies([update]):
+            return tf.group(last.assign(out))
+
+    outcome = tried(build_with(store), FEEDS, is_open=False, dtype="float64", rows=14)
+    assert outcome.kind != "foreign" and outcome.notes, outcome
