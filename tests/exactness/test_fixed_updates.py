@@ -7,6 +7,12 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
+from parallax.plans.plan import one_host
+from parallax.runtime.worker.session.names import Names
+from parallax.settings.config import Config
+from parallax.transform.building.editor import Worker
+from parallax.transform.pipeline import transform
 from tests.exactness.loss_trials import tried
 
 v1 = tf.compat.v1
@@ -124,6 +130,31 @@ def build_with(update: Any) -> Any:
 @pytest.mark.parametrize("update", CASES)
 def test_lengths_that_updates_read_are_those_of_the_global_batch(update: Any) -> None:
     outcome = tried(build_with(update), FEEDS, is_open=False, dtype="float64", rows=14)
+    assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
+
+
+def test_a_counter_is_run_alone_without_a_batch() -> None:
+    """Each worker adds as many examples as its batches have."""
+    graph = tf.Graph()
+    with graph.as_default():
+        _, count = build_with(counted_in_other_runs)(6)
+    analysed = analyse(graph)
+    rewrites = rewrites_of(analysed, plan_for(analysed, one_host(2), Config()))
+    captured = analysed.captured
+    names = Names(captured.view, transform(captured.view, rewrites, Worker(0, 2, 7)), fixed=captured.fixed)
+    found = names.resolve((count.name,), ())
+    assert [len(value) for value in found.empty.values()] == [6]
+
+
+def test_a_constant_measured_of_a_tensor_that_nothing_reads_is_opened_with_it() -> None:
+    """`zeros_like` needs the shape of the tiled rows alone, whose own op is dead code."""
+
+    def look_up(x: Any, y: Any, out: Any) -> Any:
+        tiled = tf.tile(tf.range(3)[None], [literal(x), 1])
+        ids = tf.zeros_like(tiled) + tf.range(3)
+        return train(out + tf.reduce_sum(tf.gather(v1.get_variable("table", [11, 3], F), ids), 1), y)
+
+    outcome = tried(build_with(look_up), FEEDS, is_open=False, dtype="float64", rows=14)
     assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
 
 

@@ -8,7 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
+from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.graph.view import GraphView, node_of
+
+
+def add_measured_ancestors(view: GraphView, nodes: set[str], measured: Mapping[str, MeasuredTensor]) -> set[str]:
+    """Adds to nodes the tensors, with their ancestors, from which TensorFlow made constants among them.
+
+    Args:
+        view: the graph.
+        nodes: with all their ancestors.
+        measured: constant -> the tensor from which TensorFlow made it.
+    """
+    while more := {node_of(one.tensor) for constant, one in measured.items() if constant in nodes} - nodes:
+        nodes |= view.ancestors(more)
+    return nodes
 
 
 class LengthSources:
@@ -18,21 +32,27 @@ class LengthSources:
         view: the graph for the fixed batch.
         opened: batch source -> the tensor that replaces it, with an open first dimension.
         autodiff: the nodes of autodiff, which are not fetched.
+        measured: constant -> the tensor from which TensorFlow made it. A run with the constant depends on that tensor.
 
     Attributes:
         of_batches: the nodes on which a fetch or an update depends that reads a source. A loss of constants alone has
             no batch, whatever their length.
     """
 
-    def __init__(self, view: GraphView, opened: Mapping[str, str], autodiff: Set[str]) -> None:
+    def __init__(
+        self, view: GraphView, opened: Mapping[str, str], autodiff: Set[str], measured: Mapping[str, MeasuredTensor]
+    ) -> None:
         self._opened = opened
+        self._made: dict[str, list[str]] = {}
+        for constant, one in measured.items():
+            self._made.setdefault(node_of(one.tensor), []).append(constant)
         self._bits = {node: 1 << place for place, node in enumerate(dict.fromkeys(map(node_of, opened)))}
         order = view.topological_order()
         self._read = dict.fromkeys(order, 0)
         while self._spread_reads(view, order):  # once more for each level of loops
             pass
         may_be_fetched = {node for node in order if self._read[node] and node not in autodiff}
-        self.of_batches = view.ancestors(may_be_fetched)
+        self.of_batches = add_measured_ancestors(view, view.ancestors(may_be_fetched), measured)
         self._read_by_fetches = self._intersect(view, order, may_be_fetched)
         ends = {node for node in may_be_fetched if set(view.users(node)) <= autodiff}
         self._read_by_ends = self._intersect(view, order, ends)
@@ -56,7 +76,7 @@ class LengthSources:
             has_fewer = False
             for node in reversed(order):
                 left = common[node] & self._read[node] if node in ends else common[node]
-                for user in view.users(node):
+                for user in (*view.users(node), *self._made.get(node, ())):
                     left &= common[user]
                 has_fewer |= left != common[node]
                 common[node] = left

@@ -21,7 +21,7 @@ from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_lengths import add_measured
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCES, is_assigned
-from parallax.analysis.reading.batches.length_sources import LengthSources
+from parallax.analysis.reading.batches.length_sources import LengthSources, add_measured_ancestors
 from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.batches.replaced_gradients import replace_gradients
@@ -119,7 +119,7 @@ def open_fixed_batch(
             _find_part_of_losses(view, names, losses, autodiff, measured) if contexts.are_none else view.nodes.keys()
         )
         numbers = IntegerClassifier(view, forward, length)
-        inputs = LengthSources(view, {tensor: names[tensor] for tensor in sources}, autodiff)
+        inputs = LengthSources(view, {tensor: names[tensor] for tensor in sources}, autodiff, measured)
         measured = {
             constant: one._replace(tensor=names.get(one.tensor, one.tensor))
             for constant, one in measured.items()
@@ -260,9 +260,7 @@ def _find_part_of_losses(
     """
     begin = {node_of(tensor) for tensor in sources}
     loss_nodes = view.ancestors(losses | view.reach(begin, view.nodes.keys() - autodiff))
-    while more := {node_of(one.tensor) for constant, one in measured.items() if constant in loss_nodes} - loss_nodes:
-        loss_nodes |= view.ancestors(more)
-    return loss_nodes
+    return add_measured_ancestors(view, loss_nodes, measured)
 
 
 def _without(opened: GraphDef, outside: Set[str]) -> GraphDef:

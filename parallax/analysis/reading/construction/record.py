@@ -18,10 +18,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from parallax.analysis.reading.construction.differentiated_ops import (
+    find_graphs_around,
+    find_ops_behind,
+    find_ops_reached,
+    find_tensor,
+    list_ops,
+    list_parts,
+)
 from parallax.analysis.reading.construction.measured_tensors import install_measures
 from parallax.base.types import (
     Argument,
-    FuncGraph,
     Gradient,
     GradientTape,
     Graph,
@@ -29,7 +36,6 @@ from parallax.base.types import (
     Operation,
     SparseTensor,
     Tensor,
-    Variable,
 )
 
 _ATTRIBUTE = "_parallax_gradient_records"
@@ -255,13 +261,13 @@ def _has_watched(graph: Graph, arguments: Mapping[str, Argument]) -> bool:
     """
     if "self" not in arguments:
         return True
-    if _graphs_around(graph)[0]:
+    if find_graphs_around(graph)[0]:
         return False
     noted = [*getattr(arguments["self"], _NOTED, ()), graph.version]
     watched = list(zip(noted[::2], noted[1::2], strict=False))
     targets, of = arguments["sources"], arguments["target"]
-    reached = _ops_reached(_ops_of(targets), []) & _ops_behind(_ops_of(of))
-    between = reached - set(_ops_of(targets))
+    reached = find_ops_reached(list_ops(targets), []) & find_ops_behind(list_ops(of))
+    between = reached - set(list_ops(targets))
     places = {op: place for place, op in enumerate(graph.get_operations()) if op in between}
     return all(any(first <= place < last for first, last in watched) for place in places.values())
 
@@ -302,7 +308,7 @@ def _gradients(targets: Nest, result: Nest) -> tuple[TargetGradient, ...]:
 
     target_gradients = []
     for target, gradient in zip(tf.nest.flatten(targets), tf.nest.flatten(result), strict=False):
-        tensor = _tensor_of(target)
+        tensor = find_tensor(target)
         if gradient is None or not hasattr(tensor, "op"):
             continue
         if isinstance(gradient, tf.IndexedSlices):
@@ -325,18 +331,6 @@ def _cotangents(gradients: Sequence[Tensor], found: Sequence[Gradient]) -> tuple
     return tuple(Cotangent(_place(g), _place(c)) for g, c in tensors)
 
 
-def _tensor_of(target: Tensor | Variable) -> Tensor:
-    """A variable's handle or reference, or a function graph's capture of an eager one; other targets are tensors."""
-    import tensorflow as tf
-
-    handle = getattr(target, "handle", None)
-    if handle is None:
-        return getattr(target, "_ref", lambda: target)()
-    graph = tf.compat.v1.get_default_graph()
-    is_eager = isinstance(handle, tf.__internal__.EagerTensor)
-    return graph.capture(handle) if is_eager and hasattr(graph, "capture") else handle
-
-
 def _place(tensor: Tensor) -> Place:
     """The place of a tensor, or of the values of IndexedSlices."""
     return Place(tensor.graph, str(tensor.name))
@@ -347,7 +341,7 @@ def _delivered_before(graph: Graph, of: Nest, targets: Nest) -> list[Tensor]:
 
     Autodiff computes their cotangents in any case: requesting them adds no op.
     """
-    functions, outermost = _graphs_around(graph)
+    functions, outermost = find_graphs_around(graph)
     names: dict[Place, None] = {}
     for source in (*functions, outermost):
         for record in records_of(source):
@@ -355,60 +349,14 @@ def _delivered_before(graph: Graph, of: Nest, targets: Nest) -> list[Tensor]:
             names.update({place: None for place in places if place.graph is source})
     if not names:
         return []
-    behind = _ops_behind(_ops_of(of))
+    behind = find_ops_behind(list_ops(of))
     delivered = [
         t for t in (p.graph.get_tensor_by_name(p.name) for p in names) if t.op in behind and t.dtype.is_floating
     ]
-    reached = _ops_reached(_ops_of(targets), functions) if delivered else set()
-    target_ids = {id(t) for t in map(_tensor_of, _as_list(targets))}
+    reached = find_ops_reached(list_ops(targets), functions) if delivered else set()
+    target_ids = {id(t) for t in map(find_tensor, _as_list(targets))}
     return [t for t in delivered if t.op in reached and id(t) not in target_ids]
 
 
-def _graphs_around(graph: Graph) -> tuple[list[FuncGraph], Graph]:
-    """(a function's graph and the enclosing function graphs, the outermost graph, which is no function's)."""
-    from tensorflow.python.ops import gradients_util
-
-    enclosing = []
-    while gradients_util._IsFunction(graph):
-        enclosing.append(graph)
-        graph = graph.outer_graph
-    return enclosing, graph
-
-
-def _parts_of(tensors: Tensor) -> list[Tensor]:
-    """The tensors of a structure, including the parts of IndexedSlices."""
-    import tensorflow as tf
-
-    flat = map(_tensor_of, tf.nest.flatten(tensors))
-    parts = [part for t in flat for part in tf.nest.flatten(t, expand_composites=True)]
-    return [part for part in parts if hasattr(part, "op")]
-
-
 def _places(tensors: Tensor) -> tuple[Place, ...]:
-    return tuple(map(_place, _parts_of(tensors)))
-
-
-def _ops_of(tensors: Tensor) -> list[Operation]:
-    return [part.op for part in _parts_of(tensors)]
-
-
-def _ops_behind(ops: list[Operation]) -> set[Operation]:
-    """The ancestors of ops, also around a function that captures their results."""
-    from tensorflow.python.ops import gradients_util
-
-    ancestors, waiting = set(ops), list(ops)
-    while waiting:
-        for tensor in gradients_util._NonEagerInputs(waiting.pop(), ()):
-            if tensor.op not in ancestors:
-                ancestors.add(tensor.op)
-                waiting.append(tensor.op)
-    return ancestors
-
-
-def _ops_reached(ops: list[Operation], functions: list[FuncGraph]) -> set[Operation]:
-    """The ops through which autodiff can reach these ops, determined as in TensorFlow."""
-    from tensorflow.python.ops import gradients_util
-
-    reached_ops: set[Operation] = set()
-    gradients_util._MarkReachedOps(ops, reached_ops, functions)
-    return reached_ops
+    return tuple(map(_place, list_parts(tensors)))
