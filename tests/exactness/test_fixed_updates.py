@@ -1,4 +1,4 @@
-"""Updates in graphs for a fixed batch that read the batch length outside of losses: rates, counters and queues."""
+"""Graphs for a fixed batch whose updates, labels or slices take its length from the script or from TensorFlow."""
 
 from __future__ import annotations
 
@@ -130,6 +130,39 @@ def build_with(update: Any) -> Any:
 @pytest.mark.parametrize("update", CASES)
 def test_lengths_that_updates_read_are_those_of_the_global_batch(update: Any) -> None:
     outcome = tried(build_with(update), FEEDS, is_open=False, dtype="float64", rows=14)
+    assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
+
+
+def contrast(x: Any, y: Any, out: Any) -> Any:
+    """SimCLR's loss: labels are numbers of examples among two views of each, and masks remove an example's own."""
+    one, other = tf.math.l2_normalize(out, 1), tf.math.l2_normalize(tf.tanh(out + x[:, :3]), 1)
+    count = literal(x)
+    labels, own = (tf.one_hot(tf.range(count), times * count, dtype=F) for times in (2, 1))
+    logits = [tf.matmul(one, other, transpose_b=True), tf.matmul(one, one, transpose_b=True) - 1e9 * own]
+    losses = tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=tf.concat(logits, 1))
+    return v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(losses))
+
+
+def views(x: Any, y: Any, out: Any) -> Any:
+    """Three views of the batch in one tensor, which slices separate by multiples of its length."""
+    joined, count = tf.concat([out, tf.tanh(out), out * out], 0), literal(x)
+    first, second, third = joined[:count], joined[count : 2 * count], joined[-count:]
+    return train(first + tf.stop_gradient(second) * third, y)
+
+
+def sorted_and_flattened(x: Any, y: Any, out: Any) -> Any:
+    """Rows without a known rank: a loop of the old kind gives them, and a sort and its inverse gather them."""
+    _, rows = tf.while_loop(lambda t, _: t < 2, lambda t, rows: (t + 1, tf.tanh(rows + out)), [tf.constant(0), out])
+    order = tf.argsort(y[:, 0])
+    rows = tf.gather(tf.gather(rows, order), tf.math.invert_permutation(order))
+    return train(tf.reshape(tf.reshape(rows, [-1]) - tf.reduce_mean(rows), [literal(x), 3]), y)
+
+
+@pytest.mark.parametrize("control_flow_v2", [True, False])
+@pytest.mark.parametrize("update", [contrast, views, sorted_and_flattened])
+def test_a_length_that_the_script_writes_is_that_of_the_global_batch(update: Any, control_flow_v2: bool) -> None:
+    settings: dict[str, Any] = {"dtype": "float64", "rows": 14, "control_flow_v2": control_flow_v2}
+    outcome = tried(build_with(update), FEEDS, is_open=False, **settings)
     assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
 
 

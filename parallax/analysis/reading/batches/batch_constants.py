@@ -243,7 +243,7 @@ class BatchConstants:
         for slot in CUTS[node.op] if length and length % self._length == 0 else ():
             bounds = find_vector(inferred, inferred.inputs(node.name)[slot])
             place = int(bounds[axis]) if bounds is not None and axis is not None and len(bounds) > axis else 0
-            if bounds is None or axis is None or place not in (length, self._length):
+            if bounds is None or axis is None or not place or place % self._length or abs(place) > length:
                 continue
             if batch := self._find_batch(node.name):
                 self._changed.add(node.name)
@@ -321,6 +321,8 @@ class BatchConstants:
             return
         find_factor = self._numbers.find_factor_of_scalar if node.op == "Cast" else self._numbers.find_factor
         factor = find_factor(int(number))
+        if node.op == "OneHot" and self._view.op(node_of(self._view.inputs(node.name)[0])) == "Range":
+            factor = int(number) // self._length if number % self._length == 0 else 0  # the numbers of the examples
         if factor and (batch := self._find_batch(node.name, at=node_of(tensor))):
             self._changed.add(f"{node.name}@{slot}")
             node.input[slot] = add_length(opened, batch, node.name, self._view.dtype(tensor), tensor, factor)

@@ -34,7 +34,7 @@ class OpenLengths(NamedTuple):
 
     Attributes:
         of_batch: of axes that are multiples of the batch.
-        others: of axes next to these that are not.
+        others: of axes next to these that are not; the depth of a OneHot may be computed from the batch length.
         sizes: numbers of entries along some axes of a tensor, including the batch's: a mean over them divides by that.
     """
 
@@ -74,7 +74,8 @@ def find_open_lengths(view: GraphView, inferred: GraphView, forward: Set[str]) -
             if not is_mixed and (is_kept or not input_multiples):
                 multiples[tensor] = length
                 of_batch.add(length)
-    return OpenLengths(of_batch, others, sizes)
+    depths = {int(n) for node in view.nodes_of(["OneHot"]) if (n := view.constant(view.inputs(node)[1])) is not None}
+    return OpenLengths(of_batch, others - depths, sizes)
 
 
 def find_open_axis(view: GraphView, inferred: GraphView, tensor: str) -> int | None:
