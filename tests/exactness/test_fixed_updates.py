@@ -94,6 +94,14 @@ def epochs(x: Any, y: Any, out: Any) -> Any:
     return v1.train.GradientDescentOptimizer(0.1 * 0.5**passed).minimize(loss, global_step=step)
 
 
+def counted_at_times(x: Any, y: Any, out: Any) -> Any:
+    step, seen = v1.train.get_or_create_global_step(), counter("seen")
+    loss = tf.reduce_mean(tf.square(out - y))
+    update = v1.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=step)
+    none, some = (lambda: seen.assign_add(0.0)), (lambda: seen.assign_add(measure(x)))
+    return tf.group(update, tf.cond(tf.equal(step % 2, 0), some, none))
+
+
 def ring(x: Any, y: Any, out: Any) -> Any:
     """A queue of features with the position of its oldest."""
     features, position = queue("features"), counter("position", tf.int32)
@@ -114,7 +122,7 @@ def newest(x: Any, y: Any, out: Any) -> Any:
 
 CASES = [
     *(divided, divided_by_entries, rate, examples_seen, examples_counted, counted_in_other_runs, accuracy),
-    *(running_mean, epochs, ring, newest),
+    *(running_mean, epochs, ring, newest, counted_at_times),
 ]
 
 
@@ -189,6 +197,11 @@ def test_a_constant_measured_of_a_tensor_that_nothing_reads_is_opened_with_it() 
 
     outcome = tried(build_with(look_up), FEEDS, is_open=False, dtype="float64", rows=14)
     assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
+
+
+def test_a_counter_in_a_conditional_of_the_old_kind_leaves_the_batch_fixed() -> None:
+    outcome = tried(build_with(counted_at_times), FEEDS, is_open=False, dtype="float64", rows=14, control_flow_v2=False)
+    assert outcome.kind == "told" and outcome.notes, outcome
 
 
 def test_a_queue_cut_by_the_batch_size_is_refused() -> None:

@@ -129,7 +129,7 @@ def open_fixed_batch(
                 or (constant not in inputs.of_batches and _is_written(view, constant, forward))
             )
         }
-        open_counters(view, opened, forward, length, inputs.find)
+        unknown = open_counters(view, opened, forward, length, inputs.find)
         of_losses_alone = {constant: one for constant, one in measured.items() if constant in needed}
         parts = forward & needed & inputs.of_batches, losses & forward & inputs.of_batches
         divisors = BatchDivisors(view, *parts, length, numbers, gradients_of(records, names))
@@ -142,7 +142,7 @@ def open_fixed_batch(
             if _open_delivered(view, seen, opened, records):
                 continue
             if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
-                left = constants.find_unclassified(seen)
+                left = constants.find_unclassified(seen) or unknown
                 is_classified = constants.are_classified and bodies.are_classified and not left
                 is_classified = is_classified and not UnclassifiedConstants(
                     view, forward, numbers, set()
