@@ -105,6 +105,18 @@ def recomputed_method(z: Any) -> Any:
     return tf.recompute_grad(partial(Block().scale, 2.0))(z)
 
 
+class Scale:
+    def __init__(self) -> None:
+        self.factor = make_square("factor")
+
+    def apply(self, z: Any) -> Any:
+        return tf.tanh(normalise(z) @ self.factor)
+
+
+def recomputed_method_of_no_function(z: Any) -> Any:
+    return tf.recompute_grad(Scale().apply)(z)
+
+
 def recomputed_object(z: Any) -> Any:
     return tf.recompute_grad(Block())(z)
 
@@ -115,7 +127,7 @@ def mixing(z: Any) -> Any:
 
 CASES = [
     *(bounded, by_statistics, of_globals, with_variables, recomputed, recomputed_twice, recomputed_by_name),
-    *(recomputed_method, recomputed_object, mixing),
+    *(recomputed_method, recomputed_method_of_no_function, recomputed_object, mixing),
 ]
 
 
@@ -131,6 +143,27 @@ def test_custom_gradients_of_a_fixed_batch_are_those_of_the_global_batch(transfo
     outcome = tried(build, FEEDS, is_open=False, dtype="float64", rows=6)
     assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
     assert bool(outcome.gathers) == (transform is mixing)
+
+
+def test_a_gradient_that_needs_a_fixed_length_leaves_the_batch_fixed() -> None:
+    def build(rows: int | None) -> Any:
+        v1.get_variable_scope().set_use_resource(True)
+        x, y = v1.placeholder(F, [rows, 2], name="x"), v1.placeholder(F, [rows, 3], name="y")
+        w = v1.get_variable("w", [2, 3], F, initializer=v1.random_normal_initializer(seed=1, dtype=F))
+
+        @tf.custom_gradient
+        def scaled(z: Any) -> Any:
+            def grad(dy: Any) -> Any:
+                if dy.shape[0] is None:
+                    raise RuntimeError("a length is needed")
+                return dy * tf.cast(z > 0.0, F)
+
+            return z * 1.0, grad
+
+        return v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(scaled(x @ w) - y)))
+
+    outcome = tried(build, FEEDS, is_open=False, dtype="float64", rows=6)
+    assert outcome.kind == "equal" and any("a length is needed" in note for note in outcome.notes), outcome
 
 
 def test_a_gradient_that_makes_variables_leaves_the_batch_fixed() -> None:

@@ -44,10 +44,12 @@ _MOST_PASSES, _MOST_LETTERS = 12, 120
 _REFERENCES = ("VariableV2", "Variable")
 _LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
 _NOT_DERIVED = (
-    *(ValueError, TypeError, LookupError, AttributeError, AssertionError, NotImplementedError),
+    *(ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError, ArithmeticError),
     tf.errors.OpError,
 )
-"""Errors of TensorFlow for mismatched shapes, and for ops that it cannot differentiate in an imported graph."""
+"""Errors of TensorFlow, for mismatched shapes or ops that it cannot differentiate in an imported graph, and those of a
+script's custom gradients, for lengths that are not known.
+"""
 
 
 @dataclass(frozen=True, slots=True)

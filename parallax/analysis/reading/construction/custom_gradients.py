@@ -129,7 +129,8 @@ class _Closures:
         if isinstance(value, FunctionType):
             return self._copy_function(value)
         if isinstance(value, MethodType):
-            return MethodType(self.rebind(value.__func__), self.rebind(value.__self__))
+            of = value.__self__
+            return MethodType(self.rebind(value.__func__), self._copy_object(of) if hasattr(of, "__dict__") else of)
         if isinstance(value, partial):
             return partial(self.rebind(value.func), *self.rebind(value.args), **self.rebind(value.keywords))
         if isinstance(value, tf.Variable) or (callable(value) and hasattr(value, "__dict__")):
@@ -179,10 +180,13 @@ class _Closures:
         return self.rebind(value) if isinstance(value, tf.Tensor | tf.Variable) else value
 
     def _copy_object(self, value: Any) -> Any:
+        if isinstance(value, type) or self._copies.get(id(value), value) is not value:
+            return self._copies.get(id(value), value)
         try:
             copied = object.__new__(type(value))
         except TypeError:  # of a class that is not Python's
             return value
+        self._originals.append(value)
         self._copies[id(value)] = copied
         copied.__dict__.update({name: self.rebind(one) for name, one in vars(value).items()})
         if getattr(copied, _READ, None) is not None and copied.__dict__[_READ].graph is not self._graph:
