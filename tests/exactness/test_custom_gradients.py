@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import analyse
 from tests.exactness.loss_trials import tried
 
 v1 = tf.compat.v1
@@ -164,6 +165,26 @@ def test_a_gradient_that_needs_a_fixed_length_leaves_the_batch_fixed() -> None:
 
     outcome = tried(build, FEEDS, is_open=False, dtype="float64", rows=6)
     assert outcome.kind == "equal" and any("a length is needed" in note for note in outcome.notes), outcome
+
+
+def test_the_script_s_graph_is_left_as_it_is() -> None:
+    """Also where a gradient computes something of a variable that no loss needs."""
+    graph = tf.Graph()
+    with graph.as_default():
+        v1.get_variable_scope().set_use_resource(True)
+        x, y = v1.placeholder(F, [6, 2], name="x"), v1.placeholder(F, [6, 3], name="y")
+        w, other = v1.get_variable("w", [2, 3], F), v1.get_variable("other", [], F)
+        z = tf.recompute_grad(normalise)(x @ w)
+
+        @tf.custom_gradient
+        def scaled(z: Any) -> Any:
+            return z * 1.0, lambda dy: dy * (other + 1.0)
+
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(scaled(z) - y)), var_list=[w])
+        v1.assign_add(v1.get_variable("seen", [], F, trainable=False), 1.0)
+    before = [op.name for op in graph.get_operations()]
+    analyse(graph)
+    assert [op.name for op in graph.get_operations()] == before and not graph.finalized
 
 
 def test_a_gradient_that_makes_variables_leaves_the_batch_fixed() -> None:

@@ -40,6 +40,7 @@ def rebind_custom_gradients(graph: Graph, instead: Mapping[str, str]) -> Iterato
 
     Raises:
         ValueError: a gradient makes variables, which the script's graph lacks.
+        RuntimeError: a gradient computes something of tensors that `graph` lacks.
     """
     registry = ops.gradient_registry._registry
     custom = [op for op in graph.get_operations() if _find_type(op).startswith(_CUSTOM)]
@@ -51,7 +52,10 @@ def rebind_custom_gradients(graph: Graph, instead: Mapping[str, str]) -> Iterato
     for origin in closures.origins:
         _add_variables(graph, origin, closures)
     count = len(graph.get_operations())
+    are_final = [origin.finalized for origin in closures.origins]
     try:
+        for origin in closures.origins:  # an op on its tensors alone would become its op
+            origin.finalize()
         for op in custom:
             _set_type(op, names[_find_type(op)])
         yield
@@ -59,6 +63,9 @@ def rebind_custom_gradients(graph: Graph, instead: Mapping[str, str]) -> Iterato
         if made:
             raise ValueError(f"a custom gradient makes the variable {made[0]!r}")
     finally:
+        for origin, is_final in zip(closures.origins, are_final, strict=True):
+            if not is_final:
+                origin._unsafe_unfinalize()
         for op in custom:
             _set_type(op, _find_type(op).removeprefix(_COPY))
         for after in names.values():
@@ -94,7 +101,7 @@ class _Closures:
         instead: see `rebind_custom_gradients`.
 
     Attributes:
-        origins: the graphs of the tensors that were replaced.
+        origins: the graphs of the tensors.
     """
 
     def __init__(self, graph: Graph, instead: Mapping[str, str]) -> None:
@@ -142,12 +149,12 @@ class _Closures:
         if isinstance(tensor, ops.EagerTensor) or isinstance(tensor.graph, FuncGraph):
             return tensor
         name = str(tensor.name)
+        if tensor.graph not in self.origins:
+            self.origins.append(tensor.graph)
         try:
             found = self._graph.get_tensor_by_name(self._instead.get(name, name))
         except (KeyError, ValueError):
             return tensor
-        if tensor.graph not in self.origins:
-            self.origins.append(tensor.graph)
         if tensor.dtype == tf.resource:
             found._handle_data = tensor._handle_data
         return found
@@ -189,6 +196,7 @@ class _Closures:
         self._originals.append(value)
         self._copies[id(value)] = copied
         copied.__dict__.update({name: self.rebind(one) for name, one in vars(value).items()})
-        if getattr(copied, _READ, None) is not None and copied.__dict__[_READ].graph is not self._graph:
+        read = getattr(copied, _READ, None)
+        if read is not None and read.graph is not self._graph and copied.handle.graph is self._graph:
             copied.__dict__[_READ] = copied.read_value()
         return copied
