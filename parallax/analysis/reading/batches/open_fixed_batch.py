@@ -33,6 +33,7 @@ from parallax.analysis.reading.construction.old_contexts import Contexts, import
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord, losses_of, records_in
 from parallax.base.types import Graph, GraphDef
 from parallax.graph.batches import find_substitutes, mark_opened
+from parallax.graph.control_flow import branches_of
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, node_of
 
@@ -203,9 +204,10 @@ def _open_measured(
         measured: constant -> the tensor from which TensorFlow made it.
         apart: the nodes, outside autodiff, on which no loss depends.
     """
-    by_name = {node.name: node for node in opened.node}
+    by_name, branches = {node.name: node for node in opened.node}, branches_of(view)
     for constant, one in measured.items():
-        value = view.constant(f"{constant}:0") if constant in apart else None
+        is_in_loop = any(branch.is_loop for branch in branches[constant])
+        value = view.constant(f"{constant}:0") if constant in apart and not is_in_loop else None
         if value is not None and find_open_axis(view, inferred, one.tensor) is not None:
             made = add_measured(opened, one, inferred.dtype(one.tensor), constant, value)
             for edge in view.consumers(f"{constant}:0"):

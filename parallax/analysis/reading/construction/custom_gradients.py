@@ -42,8 +42,11 @@ def rebind_custom_gradients(graph: Graph, instead: Mapping[str, str]) -> Iterato
         ValueError: a gradient makes variables, which the script's graph lacks.
         RuntimeError: a gradient computes something of tensors that `graph` lacks.
     """
+    custom = [op for op in graph.get_operations() if op.type == "IdentityN" and _find_type(op).startswith(_CUSTOM)]
+    if not custom:
+        yield
+        return
     registry = ops.gradient_registry._registry
-    custom = [op for op in graph.get_operations() if _find_type(op).startswith(_CUSTOM)]
     names = {_find_type(op): f"{_COPY}{_find_type(op)}" for op in custom}
     closures = _Closures(graph, instead)
     for before, after in names.items():
