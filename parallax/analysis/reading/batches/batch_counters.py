@@ -32,7 +32,7 @@ def open_counters(
     Args:
         view: the graph for the fixed batch.
         opened: the graph with an open batch, which is modified.
-        forward: the nodes outside autodiff and outside initial values.
+        forward: the nodes of runs that read a batch, outside autodiff and outside initial values.
         length: of the fixed batch.
         find_batch: node -> the tensor from which it may take the batch length; empty if there is none.
     """

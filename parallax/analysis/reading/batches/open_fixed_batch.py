@@ -132,7 +132,7 @@ def open_fixed_batch(
                 or (constant not in inputs.of_batches and _is_written(view, constant, forward))
             )
         }
-        unknown = open_counters(view, opened, forward, length, inputs.find)
+        unknown = open_counters(view, opened, forward & inputs.of_batches, length, inputs.find)
         of_losses_alone = {constant: one for constant, one in measured.items() if constant in needed}
         parts = forward & needed & inputs.of_batches, losses & forward & inputs.of_batches
         divisors = BatchDivisors(view, *parts, length, numbers, gradients_of(records, names))
