@@ -151,16 +151,18 @@ def open_fixed_batch(
                     view, forward, numbers, set()
                 ).are_of_gradients(delivered)
                 divisors.open_divisors(seen, opened, inputs.find, outside & forward)
-                _open_measured(view, seen, opened, measured, forward - parts[0])
+                derived = view.reach(autodiff, view.nodes.keys())
+                of_batch = {one: of for one, of in measured.items() if node_of(of.tensor) not in derived}
+                _open_measured(view, seen, opened, of_batch, forward - parts[0])
                 is_classified = is_classified and divisors.are_classified
                 if opened.SerializeToString(deterministic=True) != before:  # shapes do not depend on anything else
                     graph = _import_graph(opened, outside, contexts)
                 if is_classified and not contexts.are_none:
                     is_classified = is_complete(graph, GraphView(opened).ancestors(losses) - autodiff)
-                derived = _derive_gradients(view, graph, opened, outside, records, names) if is_classified else None
-                if constants.without_batch and derived is None:
+                gradients = _derive_gradients(view, graph, opened, outside, records, names) if is_classified else None
+                if constants.without_batch and gradients is None:
                     return f"{fixed}, since {_UNREAD.format(constants.without_batch)}"
-                return derived or f"{fixed}, since {_UNKNOWN_OF.format(left) if left else _UNKNOWN}"
+                return gradients or f"{fixed}, since {_UNKNOWN_OF.format(left) if left else _UNKNOWN}"
         return f"{fixed} in {_MOST_PASSES} passes"
     except _NOT_DERIVED as error:
         return f"{fixed}: {type(error).__name__}: {str(error).partition(chr(10))[0][:_MOST_LETTERS]}"

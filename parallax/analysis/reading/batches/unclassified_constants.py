@@ -42,11 +42,7 @@ LISTS = {
 }
 """For ops that create or read a list of tensors, the input with the shape of its elements."""
 _COPIES = ("Identity", "StopGradient", "Cast")
-_WRITES_WHOLE = (
-    "Assign",
-    "AssignVariableOp",
-    *(f"Assign{how}{of}" for how in ("Add", "Sub") for of in ("", "VariableOp")),
-)
+_WRITES_WHOLE = ("Assign", "AssignVariableOp")
 _DECLARED = {"EnsureShape": ("shape",), **dict.fromkeys(ARRAYS, ("element_shape",))}
 _DECLARED["TensorArrayConcatV3"] = ("element_shape_except0",)
 """For ops, the attributes with lengths that they declare for a tensor."""
