@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from ops.exactness.trial import Outcome
 from parallax.analysis.graph_to_plan import analyse
 from tests.exactness.loss_trials import tried
 
@@ -132,8 +133,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("transform", CASES)
-def test_custom_gradients_of_a_fixed_batch_are_those_of_the_global_batch(transform: Any) -> None:
+def try_fixed(transform: Any) -> Outcome:
+    """The outcome of a graph for a fixed batch whose activations are transformed."""
+
     def build(rows: int | None) -> Any:
         v1.get_variable_scope().set_use_resource(True)
         x, y = v1.placeholder(F, [rows, 2], name="x"), v1.placeholder(F, [rows, 3], name="y")
@@ -141,29 +143,27 @@ def test_custom_gradients_of_a_fixed_batch_are_those_of_the_global_batch(transfo
         loss = tf.reduce_mean(tf.square(transform(x @ w) - y))
         return v1.train.GradientDescentOptimizer(0.1).minimize(loss)
 
-    outcome = tried(build, FEEDS, is_open=False, dtype="float64", rows=6)
+    return tried(build, FEEDS, is_open=False, dtype="float64", rows=6)
+
+
+@pytest.mark.parametrize("transform", CASES)
+def test_custom_gradients_of_a_fixed_batch_are_those_of_the_global_batch(transform: Any) -> None:
+    outcome = try_fixed(transform)
     assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
     assert bool(outcome.gathers) == (transform is mixing)
 
 
 def test_a_gradient_that_needs_a_fixed_length_leaves_the_batch_fixed() -> None:
-    def build(rows: int | None) -> Any:
-        v1.get_variable_scope().set_use_resource(True)
-        x, y = v1.placeholder(F, [rows, 2], name="x"), v1.placeholder(F, [rows, 3], name="y")
-        w = v1.get_variable("w", [2, 3], F, initializer=v1.random_normal_initializer(seed=1, dtype=F))
+    @tf.custom_gradient
+    def scaled(z: Any) -> Any:
+        def grad(dy: Any) -> Any:
+            if dy.shape[0] is None:
+                raise RuntimeError("a length is needed")
+            return dy * tf.cast(z > 0.0, F)
 
-        @tf.custom_gradient
-        def scaled(z: Any) -> Any:
-            def grad(dy: Any) -> Any:
-                if dy.shape[0] is None:
-                    raise RuntimeError("a length is needed")
-                return dy * tf.cast(z > 0.0, F)
+        return z * 1.0, grad
 
-            return z * 1.0, grad
-
-        return v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(scaled(x @ w) - y)))
-
-    outcome = tried(build, FEEDS, is_open=False, dtype="float64", rows=6)
+    outcome = try_fixed(scaled)
     assert outcome.kind == "equal" and any("a length is needed" in note for note in outcome.notes), outcome
 
 
@@ -190,18 +190,10 @@ def test_the_script_s_graph_is_left_as_it_is() -> None:
 def test_a_gradient_that_makes_variables_leaves_the_batch_fixed() -> None:
     """Its variable would be another one than the script's."""
 
-    def build(rows: int | None) -> Any:
-        v1.get_variable_scope().set_use_resource(True)
-        x, y = v1.placeholder(F, [rows, 2], name="x"), v1.placeholder(F, [rows, 3], name="y")
-        w = v1.get_variable("w", [2, 3], F, initializer=v1.random_normal_initializer(seed=1, dtype=F))
+    @tf.custom_gradient
+    def scaled(z: Any) -> Any:
+        return z * 1.0, lambda dy: dy * v1.Variable(2.0, dtype=F, trainable=False) * tf.cast(z > 0.0, F)
 
-        @tf.custom_gradient
-        def scaled(z: Any) -> Any:
-            return z * 1.0, lambda dy: dy * v1.Variable(2.0, dtype=F, trainable=False) * tf.cast(z > 0.0, F)
-
-        loss = tf.reduce_mean(tf.square(scaled(x @ w) - y))
-        return v1.train.GradientDescentOptimizer(0.1).minimize(loss)
-
-    outcome = tried(build, FEEDS, is_open=False, dtype="float64", rows=6)
+    outcome = try_fixed(scaled)
     assert outcome.kind == "equal", outcome
     assert any("a custom gradient makes the variable" in note for note in outcome.notes)

@@ -70,6 +70,15 @@ def examples_counted(x: Any, y: Any, out: Any) -> Any:
     return tf.group(train(out, y), counter("seen").assign_add(tf.cast(literal(x), F)))
 
 
+def examples_left(x: Any, y: Any, out: Any) -> Any:
+    """Counts down from all examples, and adds up what it has seen, by numbers."""
+    left, seen = counter("left"), counter("seen")
+    update = train(out, y, 0.5 / (1.0 + seen))
+    number = tf.cast(literal(x), F)
+    with tf.control_dependencies([update]):
+        return tf.group(left.assign_sub(number), seen.assign(seen + number))
+
+
 def counted_in_other_runs(x: Any, y: Any, out: Any) -> Any:
     return [train(out, y), tf.group(counter("seen", tf.int64).assign_add(tf.shape(out, tf.int64)[0]))]
 
@@ -126,7 +135,8 @@ def newest(x: Any, y: Any, out: Any) -> Any:
 
 
 CASES = [
-    *(divided, divided_by_entries, rate, examples_seen, examples_counted, counted_in_other_runs, accuracy),
+    *(divided, divided_by_entries, rate, examples_seen, examples_counted, examples_left),
+    *(counted_in_other_runs, accuracy),
     evaluated_in_other_runs,
     *(running_mean, epochs, ring, newest, counted_at_times),
 ]

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from parallax.analysis.reading.batches.batch_constants import BatchConstants
-from parallax.analysis.reading.batches.batch_counters import open_counters
 from parallax.analysis.reading.batches.batch_degrees import gradients_of
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
-from parallax.analysis.reading.batches.batch_lengths import add_measured
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCES, is_assigned
 from parallax.analysis.reading.batches.length_sources import LengthSources, add_measured_ancestors
@@ -26,6 +24,7 @@ from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shape
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.batches.replaced_gradients import replace_gradients
 from parallax.analysis.reading.batches.unclassified_constants import UnclassifiedConstants
+from parallax.analysis.reading.batches.update_lengths import UpdateLengths
 from parallax.analysis.reading.batches.weighted_losses import find_weights, weigh_losses
 from parallax.analysis.reading.construction.custom_gradients import rebind_custom_gradients
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
@@ -33,8 +32,6 @@ from parallax.analysis.reading.construction.old_contexts import Contexts, import
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord, losses_of, records_in
 from parallax.base.types import Graph, GraphDef
 from parallax.graph.batches import find_substitutes, mark_opened
-from parallax.graph.control_flow import branches_of
-from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, node_of
 
 SCOPE = "parallax_opened"
@@ -92,24 +89,11 @@ def open_fixed_batch(
     delivered = {node_of(t) for record in records for _, *found in record.gradients for t in found if t}
     of_losses = view.ancestors(losses) - autodiff
     forward = of_losses | (view.nodes.keys() - autodiff - initial)
-    sources = [
-        tensor
-        for node in view.nodes
-        if node in forward and node not in initial and view.op(node) in SOURCES
-        for tensor in view.outputs(node)
-        if view.shape(tensor)
-    ]
-    lengths = {(view.shape(tensor) or (None,))[0] for tensor in sources if node_of(tensor) in of_losses}
-    length = lengths.pop() if len(lengths) == 1 else None
-    if len(lengths - {None}) == 1:  # inputs beside it are open
-        (length,) = lengths - {None}
-    if length is None or length < 2:
-        several = ", ".join(sorted(map(str, {*lengths, length} - {None})))
-        return (
-            f"the inputs of the loss do not show the batch size{f' (first dimensions: {several})' if several else ''}"
-        )
+    batch = _find_batch(view, forward - initial, of_losses)
+    if isinstance(batch, str):
+        return batch
+    sources, length = batch
     fixed = f"the graph is built for a fixed batch of {length} examples, which cannot be changed"
-    sources = [t for t in sources if (view.shape(t) or (None,))[0] == length and not is_assigned(view, t)]
     defaults = [
         f"{node}:0"
         for node in view.nodes_of(DEFAULTS)
@@ -123,20 +107,16 @@ def open_fixed_batch(
         )
         numbers = IntegerClassifier(view, forward, length)
         inputs = LengthSources(view, {tensor: names[tensor] for tensor in sources}, autodiff, measured)
+        parts = forward & needed & inputs.of_batches, losses & forward & inputs.of_batches
+        updates = UpdateLengths(view, measured, names, forward, forward - parts[0], autodiff, inputs)
         measured = {
             constant: one._replace(tensor=names.get(one.tensor, one.tensor))
             for constant, one in measured.items()
-            if constant in forward
-            and (
-                inputs.are_read(one.tensor, constant)
-                or (constant not in inputs.of_batches and _is_written(view, constant, forward))
-            )
+            if constant in parts[0] and inputs.are_read(one.tensor, constant)
         }
-        unknown = open_counters(view, opened, forward & inputs.of_batches, length, inputs.find)
-        of_losses_alone = {constant: one for constant, one in measured.items() if constant in needed}
-        parts = forward & needed & inputs.of_batches, losses & forward & inputs.of_batches
+        unknown = updates.open_counters(opened, length)
         divisors = BatchDivisors(view, *parts, length, numbers, gradients_of(records, names))
-        constants = BatchConstants(view, *parts, divisors, length, inputs.find, numbers, of_losses_alone)
+        constants = BatchConstants(view, *parts, divisors, length, inputs.find, numbers, measured)
         bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in parts[0]]
         outside = view.nodes.keys() - needed
         for _ in range(_MOST_PASSES):
@@ -151,9 +131,7 @@ def open_fixed_batch(
                     view, forward, numbers, set()
                 ).are_of_gradients(delivered)
                 divisors.open_divisors(seen, opened, inputs.find, outside & forward)
-                derived = view.reach(autodiff, view.nodes.keys())
-                of_batch = {one: of for one, of in measured.items() if node_of(of.tensor) not in derived}
-                _open_measured(view, seen, opened, of_batch, forward - parts[0])
+                updates.open_shapes(seen, opened)
                 is_classified = is_classified and divisors.are_classified
                 if opened.SerializeToString(deterministic=True) != before:  # shapes do not depend on anything else
                     graph = _import_graph(opened, outside, contexts)
@@ -166,6 +144,33 @@ def open_fixed_batch(
         return f"{fixed} in {_MOST_PASSES} passes"
     except _NOT_DERIVED as error:
         return f"{fixed}: {type(error).__name__}: {str(error).partition(chr(10))[0][:_MOST_LETTERS]}"
+
+
+def _find_batch(view: GraphView, forward: Set[str], of_losses: Set[str]) -> tuple[list[str], int] | str:
+    """(the sources of a fixed batch, its length); or why the length is unknown.
+
+    Args:
+        view: the captured graph.
+        forward: the nodes outside autodiff and outside initial values.
+        of_losses: the nodes on which losses depend.
+    """
+    sources = [
+        tensor
+        for node in view.nodes
+        if node in forward and view.op(node) in SOURCES
+        for tensor in view.outputs(node)
+        if view.shape(tensor)
+    ]
+    lengths = {(view.shape(tensor) or (None,))[0] for tensor in sources if node_of(tensor) in of_losses}
+    length = lengths.pop() if len(lengths) == 1 else None
+    if len(lengths - {None}) == 1:  # inputs beside it are open
+        (length,) = lengths - {None}
+    if length is None or length < 2:
+        several = ", ".join(sorted(map(str, {*lengths, length} - {None})))
+        return (
+            f"the inputs of the loss do not show the batch size{f' (first dimensions: {several})' if several else ''}"
+        )
+    return [t for t in sources if (view.shape(t) or (None,))[0] == length and not is_assigned(view, t)], length
 
 
 def _with_open_sources(view: GraphView, names: Mapping[str, str], length: int, initial: Set[str]) -> GraphDef:
@@ -187,34 +192,6 @@ def _with_open_sources(view: GraphView, names: Mapping[str, str], length: int, i
             made.attr["shape"].shape.dim.add(size=-1 if axis == 0 or size is None else size)
         mark_opened(made, length)
     return changed
-
-
-def _is_written(view: GraphView, node: str, forward: Set[str]) -> bool:
-    """Whether a variable is updated by what is computed from a node."""
-    return any(state_op(view.op(one), len(view.inputs(one))) for one in view.reach([node], forward))
-
-
-def _open_measured(
-    view: GraphView, inferred: GraphView, opened: GraphDef, measured: Mapping[str, MeasuredTensor], apart: Set[str]
-) -> None:
-    """Computes the constants that TensorFlow made of the shapes of batches again for updates that read these shapes.
-
-    Args:
-        view: the graph for the fixed batch.
-        inferred: the graph with an open batch, without some nodes.
-        opened: the graph with an open batch, which is modified.
-        measured: constant -> the tensor from which TensorFlow made it.
-        apart: the nodes, outside autodiff, on which no loss depends.
-    """
-    by_name, branches = {node.name: node for node in opened.node}, branches_of(view)
-    for constant, one in measured.items():
-        is_in_loop = any(branch.is_loop for branch in branches[constant])
-        value = view.constant(f"{constant}:0") if constant in apart and not is_in_loop else None
-        if value is not None and find_open_axis(view, inferred, one.tensor) is not None:
-            made = add_measured(opened, one, inferred.dtype(one.tensor), constant, value)
-            for edge in view.consumers(f"{constant}:0"):
-                if edge.node in apart:
-                    by_name[edge.node].input[edge.slot] = made
 
 
 def _open_delivered(view: GraphView, inferred: GraphView, opened: GraphDef, records: Sequence[CapturedRecord]) -> bool:

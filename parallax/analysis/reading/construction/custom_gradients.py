@@ -167,7 +167,7 @@ class _Closures:
         names = {
             name: function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__
         }
-        outer = {name: new for name, one in names.items() if (new := self.rebind_tensor(one)) is not one}
+        outer = {name: new for name, one in names.items() if (new := self._rebind_tensor(one)) is not one}
         copied = FunctionType(
             function.__code__,
             {**function.__globals__, **outer} if outer else function.__globals__,
@@ -185,8 +185,7 @@ class _Closures:
                 continue
         return copied
 
-    def rebind_tensor(self, value: Any) -> Any:
-        """A tensor or a variable of the other graph; any other value as it is."""
+    def _rebind_tensor(self, value: Any) -> Any:
         return self.rebind(value) if isinstance(value, tf.Tensor | tf.Variable) else value
 
     def _copy_object(self, value: Any) -> Any:

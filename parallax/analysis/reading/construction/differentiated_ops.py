@@ -55,7 +55,7 @@ def find_ops_behind(ops: list[Operation]) -> set[Operation]:
     return ancestors
 
 
-def find_ops_reached(ops: list[Operation], functions: list[FuncGraph]) -> set[Operation]:
+def find_reachable_ops(ops: list[Operation], functions: list[FuncGraph]) -> set[Operation]:
     """The ops through which autodiff can reach these ops, determined as in TensorFlow."""
     from tensorflow.python.ops import gradients_util
 

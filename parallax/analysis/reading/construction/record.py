@@ -21,7 +21,7 @@ from typing import NamedTuple
 from parallax.analysis.reading.construction.differentiated_ops import (
     find_graphs_around,
     find_ops_behind,
-    find_ops_reached,
+    find_reachable_ops,
     find_tensor,
     list_ops,
     list_parts,
@@ -266,7 +266,7 @@ def _has_watched(graph: Graph, arguments: Mapping[str, Argument]) -> bool:
     noted = [*getattr(arguments["self"], _NOTED, ()), graph.version]
     watched = list(zip(noted[::2], noted[1::2], strict=False))
     targets, of = arguments["sources"], arguments["target"]
-    reached = find_ops_reached(list_ops(targets), []) & find_ops_behind(list_ops(of))
+    reached = find_reachable_ops(list_ops(targets), []) & find_ops_behind(list_ops(of))
     between = reached - set(list_ops(targets))
     places = {op: place for place, op in enumerate(graph.get_operations()) if op in between}
     return all(any(first <= place < last for first, last in watched) for place in places.values())
@@ -353,7 +353,7 @@ def _delivered_before(graph: Graph, of: Nest, targets: Nest) -> list[Tensor]:
     delivered = [
         t for t in (p.graph.get_tensor_by_name(p.name) for p in names) if t.op in behind and t.dtype.is_floating
     ]
-    reached = find_ops_reached(list_ops(targets), functions) if delivered else set()
+    reached = find_reachable_ops(list_ops(targets), functions) if delivered else set()
     target_ids = {id(t) for t in map(find_tensor, _as_list(targets))}
     return [t for t in delivered if t.op in reached and id(t) not in target_ids]
 
