@@ -17,7 +17,11 @@ from tests.exactness.loss_trials import tried
 
 v1 = tf.compat.v1
 F = tf.float64
-FEEDS = {"x": lambda rng, rows: rng.randn(rows, 6), "y": lambda rng, rows: rng.randn(rows, 3)}
+FEEDS = {
+    "x": lambda rng, rows: rng.randn(rows, 6),
+    "y": lambda rng, rows: rng.randn(rows, 3),
+    "words": lambda rng, rows: rng.randint(0, 9, [rows, 5]),
+}
 
 
 def measure(x: Any) -> Any:
@@ -79,6 +83,22 @@ def examples_left(x: Any, y: Any, out: Any) -> Any:
         return tf.group(left.assign_sub(number), seen.assign(seen + number))
 
 
+def tokens_seen(x: Any, y: Any, out: Any) -> Any:
+    """Of an input that no loss reads, and as a part of an epoch."""
+    words = v1.placeholder(tf.int32, [x.shape[0], 5], name="words")
+    parts = tf.cast(literal(x), F) / 1000.0
+    tokens = counter("tokens", tf.int64).assign_add(tf.size(words, tf.int64))
+    return tf.group(train(out, y), tokens, counter("passed").assign_add(parts))
+
+
+def clipped_weights(x: Any, y: Any, out: Any) -> Any:
+    """Measures a variable after the update, which is as wide as the batch is long."""
+    wide = v1.get_variable("wide", [14, 3], F)
+    update = train(out + tf.reduce_mean(wide, 0), y)
+    with tf.control_dependencies([update]):
+        return tf.group(v1.assign(wide, tf.clip_by_norm(wide.read_value(), 1.0, axes=[1])))
+
+
 def counted_in_other_runs(x: Any, y: Any, out: Any) -> Any:
     return [train(out, y), tf.group(counter("seen", tf.int64).assign_add(tf.shape(out, tf.int64)[0]))]
 
@@ -136,7 +156,7 @@ def newest(x: Any, y: Any, out: Any) -> Any:
 
 CASES = [
     *(divided, divided_by_entries, rate, examples_seen, examples_counted, examples_left),
-    *(counted_in_other_runs, accuracy),
+    *(tokens_seen, clipped_weights, counted_in_other_runs, accuracy),
     evaluated_in_other_runs,
     *(running_mean, epochs, ring, newest, counted_at_times),
 ]
@@ -213,6 +233,29 @@ def test_a_constant_measured_of_a_tensor_that_nothing_reads_is_opened_with_it() 
 
     outcome = tried(build_with(look_up), FEEDS, is_open=False, dtype="float64", rows=14)
     assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
+
+
+@pytest.mark.parametrize("times", [2, 5])
+def test_a_counter_of_several_entries_of_each_example_leaves_the_batch_fixed(times: int) -> None:
+    """The number may be a multiple of the batch length, or be unrelated."""
+
+    def add(x: Any, y: Any, out: Any) -> Any:
+        number = literal(x) * times
+        return tf.group(train(out, y), counter("tokens", tf.int32).assign_add(number))
+
+    outcome = tried(build_with(add), FEEDS, is_open=False, dtype="float64", rows=14)
+    assert outcome.kind == "told" and outcome.notes, outcome
+
+
+def test_a_gradient_of_a_mean_times_the_batch_size_leaves_the_batch_fixed() -> None:
+    def scale(x: Any, y: Any, out: Any) -> Any:
+        weights = v1.trainable_variables()
+        gradients = tf.gradients(tf.reduce_mean(tf.square(out - y)), weights)
+        scaled = [(g * tf.cast(literal(x), F), w) for g, w in zip(gradients, weights, strict=True)]
+        return v1.train.GradientDescentOptimizer(0.01).apply_gradients(scaled)
+
+    outcome = tried(build_with(scale), FEEDS, is_open=False, dtype="float64", rows=14)
+    assert outcome.kind == "told" and outcome.notes, outcome
 
 
 def test_a_counter_in_a_conditional_of_the_old_kind_leaves_the_batch_fixed() -> None:

@@ -16,7 +16,7 @@ from parallax.analysis.reading.batches.batch_lengths import add_length
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.unclassified_constants import DIVIDES, MULTIPLIES
 from parallax.base.types import GraphDef
-from parallax.graph.view import GraphView
+from parallax.graph.view import GraphView, node_of
 
 _NONE: Mapping[str, DeliveredGradient] = MappingProxyType({})
 
@@ -78,6 +78,7 @@ class BatchDivisors:
             outside: the nodes that are missing in `inferred`.
         """
         by_name = {one.name: one for one in opened.node}
+        self.are_classified &= not self._has_sums_of_means(inferred, outside)
         divides = [
             node
             for node in self._view.nodes
@@ -101,6 +102,21 @@ class BatchDivisors:
                 continue
             dtype = self._view.dtype(f"{node}:0")
             by_name[node].input[1] = add_length(opened, batch, node, dtype, self._view.inputs(node)[1])
+
+    def _has_sums_of_means(self, inferred: GraphView, outside: Set[str]) -> bool:
+        """Whether a gradient of a mean is multiplied by a number that may be the batch length."""
+        of_gradients = self._view.reach(set(map(node_of, self._delivered)), outside)
+        multiplies = [
+            (node, slot)
+            for node in of_gradients & outside
+            if self._view.op(node) in MULTIPLIES
+            for slot, tensor in enumerate(self._view.inputs(node))
+            if (value := self._view.constant(tensor)) is not None and value.size == 1 and value.item() == self._length
+        ]
+        if not multiplies:
+            return False
+        degrees = self.find_degrees(inferred).derive_for(outside)
+        return any(degrees.find_degree(self._view.inputs(node)[1 - slot]) == 0 for node, slot in multiplies)
 
     def _find_scaled(self, node: str) -> int | None:
         """The input of a node that is divided by a possible batch length, or multiplied by its reciprocal."""

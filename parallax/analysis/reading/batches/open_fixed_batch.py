@@ -131,7 +131,7 @@ def open_fixed_batch(
                     view, forward, numbers, set()
                 ).are_of_gradients(delivered)
                 divisors.open_divisors(seen, opened, inputs.find, outside & forward)
-                updates.open_shapes(seen, opened)
+                updates.open_shapes(seen, opened, length)
                 is_classified = is_classified and divisors.are_classified
                 if opened.SerializeToString(deterministic=True) != before:  # shapes do not depend on anything else
                     graph = _import_graph(opened, outside, contexts)

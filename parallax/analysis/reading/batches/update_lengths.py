@@ -11,19 +11,20 @@ from collections.abc import Mapping, Set
 
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
-from parallax.analysis.reading.batches.batch_lengths import add_length, add_measured
+from parallax.analysis.reading.batches.batch_lengths import add_length, add_measured, add_shape
 from parallax.analysis.reading.batches.length_sources import LengthSources
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.base.types import GraphDef
 from parallax.graph.control_flow import branches_of
 from parallax.graph.ops import state_op, takes_functions
-from parallax.graph.view import VARIABLES, GraphView, node_of
+from parallax.graph.view import VARIABLES, Edge, GraphView, node_of
 
 _ASSIGNS = ("Assign", "AssignVariableOp")
 _COUNTS = ("AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSubVariableOp")
 _COPIES = ("Identity", "Cast")
 _ADDS = ("Add", "AddV2", "Sub")
+_ARITHMETIC = (*_ADDS, *_COPIES, "Mul", "RealDiv", "Div", "FloorDiv")
 _INTEGERS, _RESOURCE = (3, 9), 20  # types.proto: int32, int64; resource, the argument of a function
 
 
@@ -64,42 +65,63 @@ class UpdateLengths:
         """
         view, by_name, left = self._view, {node.name: node for node in opened.node}, ""
         for node in (one for one in view.nodes if one in self._forward and one in self._inputs.of_batches):
-            slot = _find_length_slot(view, node, length)
-            batch = self._inputs.find(node) if slot is not None and not self._is_in_loop(node) else ""
-            if slot is not None and batch:
-                tensor = view.inputs(node)[slot]
-                by_name[node].input[slot] = add_length(opened, batch, node, view.dtype(tensor), tensor)
-            elif slot is not None or (takes_functions(view.op(node)) and _counts(view, node, length)):
-                left = left or node
+            edges, may_count = _find_lengths(view, node, length)
+            may_count = may_count and self._measured.keys().isdisjoint(map(node_of, view.inputs(node)))
+            batch = self._inputs.find(node) if edges and not self._is_in_loop(node) else ""
+            for edge in edges if batch else ():
+                tensor, name = view.inputs(edge.node)[edge.slot], f"{node}/{edge.node}"
+                by_name[edge.node].input[edge.slot] = add_length(opened, batch, name, view.dtype(tensor), tensor)
+            in_function = takes_functions(view.op(node)) and _counts(view, node, length)
+            left = node if not left and (may_count or in_function or (edges and not batch)) else left
         return left
 
-    def open_shapes(self, inferred: GraphView, opened: GraphDef) -> None:
+    def open_shapes(self, inferred: GraphView, opened: GraphDef, length: int) -> None:
         """Computes the constants that TensorFlow made of the shapes of batches again.
 
         Args:
             inferred: the graph with an open batch, without some nodes.
             opened: the graph with an open batch, which is modified.
+            length: of the fixed batch.
         """
         view, by_name = self._view, {node.name: node for node in opened.node}
         of_gradients = view.reach(self._autodiff, view.nodes.keys())
         for constant, one in self._measured.items():
             if constant not in self._apart or node_of(one.tensor) in of_gradients or not self._is_read(constant):
                 continue
-            value, now = view.constant(f"{constant}:0"), one._replace(tensor=self._names.get(one.tensor, one.tensor))
-            if value is not None and find_open_axis(view, inferred, now.tensor) is not None:
-                made = add_measured(opened, now, inferred.dtype(now.tensor), constant, value)
-                for edge in view.consumers(f"{constant}:0"):
-                    if edge.node in self._apart:
-                        by_name[edge.node].input[edge.slot] = made
+            now = one._replace(tensor=self._names.get(one.tensor, one.tensor))
+            made = self._measure_again(inferred, opened, constant, now, length)
+            for edge in view.consumers(f"{constant}:0") if made else ():
+                if edge.node in self._apart:
+                    by_name[edge.node].input[edge.slot] = made
 
     def _is_read(self, constant: str) -> bool:
-        """Whether updates read a constant, in runs that read its tensor's batch or in runs that read none."""
-        if self._is_in_loop(constant):
-            return False
-        if constant in self._inputs.of_batches:
-            return self._inputs.are_read(self._measured[constant].tensor, constant)
+        """Whether updates read a constant."""
         readers = self._view.reach([constant], self._forward)
-        return any(state_op(self._view.op(one), len(self._view.inputs(one))) for one in readers)
+        is_written = any(state_op(self._view.op(one), len(self._view.inputs(one))) for one in readers)
+        return (is_written or constant in self._inputs.of_batches) and not self._is_in_loop(constant)
+
+    def _measure_again(
+        self, inferred: GraphView, opened: GraphDef, constant: str, now: MeasuredTensor, length: int
+    ) -> str:
+        """The shape or size of a tensor in the opened graph; empty if it is not of the batch.
+
+        Where runs with the constant do not read that tensor's batch, its length is that of one that they read.
+        """
+        if node_of(now.tensor) not in inferred.nodes:  # no batch is read for it
+            return ""
+        axis, value = find_open_axis(self._view, inferred, now.tensor), self._view.constant(f"{constant}:0")
+        if axis is None or value is None:
+            return ""
+        of_other_runs = constant not in self._inputs.of_batches
+        if of_other_runs or self._inputs.are_read(self._measured[constant].tensor, constant):
+            return add_measured(opened, now, inferred.dtype(now.tensor), constant, value)
+        batch, tensor = self._inputs.find(constant), f"{constant}:0"
+        entry = int(value[axis] if now.what == "shape" else value) if now.what else 0
+        if not batch or not entry or entry % length:
+            return ""
+        if now.what == "size":
+            return add_length(opened, batch, constant, self._view.dtype(tensor), tensor, entry // length)
+        return add_shape(opened, batch, constant, value, axis, entry // length, tensor)
 
     def _is_in_loop(self, node: str) -> bool:
         return any(branch.is_loop for branch in self._branches[node])
@@ -116,21 +138,34 @@ def _counts(view: GraphView, node: str, length: int) -> bool:
                 names.add(name)
                 waiting += library[name].node_def
     bodies = [GraphView(function_def_to_graph_def(library[name])[0]) for name in sorted(names)]
-    return any(_find_length_slot(body, one, length) is not None for body in bodies for one in body.nodes)
+    return any(any(_find_lengths(body, one, length)) for body in bodies for one in body.nodes)
 
 
-def _find_length_slot(view: GraphView, node: str, length: int) -> int | None:
-    """The input of a node that is the batch length and that is added to a variable, or subtracted from it."""
+def _find_lengths(view: GraphView, node: str, length: int) -> tuple[list[Edge], bool]:
+    """(the inputs that are the batch length in what a node adds to a variable, whether it may add a multiple of it)."""
     op, inputs = view.op(node), view.inputs(node)
-    if op in _COUNTS:
-        return 1 if _find_number(view, inputs[1]) == length else None
-    is_integer = op in _ADDS and view.dtype(f"{node}:0") in _INTEGERS
-    is_count = is_integer or (op in _ADDS and any(view.op(e.node) in _ASSIGNS for e in view.consumers(f"{node}:0")))
-    slots = (1,) if op == "Sub" else (0, 1)
-    for slot in slots if is_count else ():
-        if _find_number(view, inputs[slot]) == length and _is_variable(view, inputs[1 - slot]):
-            return slot
-    return None
+    slots: tuple[int, ...] = (1,) if op in _COUNTS else ()
+    if op in _ADDS:
+        is_count = view.dtype(f"{node}:0") in _INTEGERS
+        is_count = is_count or any(view.op(edge.node) in _ASSIGNS for edge in view.consumers(f"{node}:0"))
+        slots = (1,) if op == "Sub" else (0, 1)
+        slots = tuple(slot for slot in slots if is_count and _is_variable(view, inputs[1 - slot]))
+    edges = [edge for slot in slots for edge in _find_leaves(view, Edge(node, slot), length) or ()]
+    numbers = [_find_number(view, inputs[slot]) for slot in slots]
+    return edges, any(number is not None and number > length and number % length == 0 for number in numbers)
+
+
+def _find_leaves(view: GraphView, edge: Edge, length: int) -> list[Edge] | None:
+    """The inputs that are the batch length in a computation on constants alone; None if it reads anything else."""
+    tensor = view.inputs(edge.node)[edge.slot]
+    number = _find_number(view, tensor)
+    if number is not None:
+        return [edge] if number == length else []
+    node = node_of(tensor)
+    if view.op(node) not in _ARITHMETIC:
+        return None
+    leaves = [_find_leaves(view, Edge(node, slot), length) for slot in range(len(view.inputs(node)))]
+    return None if None in leaves else [one for some in leaves for one in some or ()]
 
 
 def _find_number(view: GraphView, tensor: str) -> float | None:
