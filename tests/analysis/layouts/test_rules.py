@@ -269,6 +269,13 @@ def test_what_all_workers_have_is_cut_by_lengths_of_the_global_batch():
     assert any(isinstance(change.before, LengthValue) for change in found.rewrites.changes)
 
 
+def test_gathered_examples_take_lengths_of_the_global_batch():
+    """Else all that follows would be computed once more, from these lengths."""
+    gathered = layouts_of(lambda x, w: tf.reverse(x, [0]) * tf.sqrt(tf.cast(tf.shape(x)[0], tf.float32)))
+    assert gathered.facts["result:0"].layout == SAME
+    assert layouts_of(lambda x, w: w * tf.cast(tf.shape(x)[0], tf.float32)).facts["result:0"].layout == LENGTHS
+
+
 def test_numbers_along_the_batch_begin_where_a_worker_has_its_examples():
     [one] = layouts_of(lambda x, w: tf.range(tf.shape(x)[0])).rewrites.ranges
     assert one.part == ShardedAxis(BATCH)
