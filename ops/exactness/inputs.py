@@ -189,7 +189,8 @@ def _sparse_bag(d: Draft) -> None:
                 f'tf.ensure_shape(v1.nn.{look_up}({table}, {bags}, {weights}, combiner="{combiner}"), [rows, 4])',
                 f"tf.reduce_sum(tf.nn.embedding_lookup({table}, tf.RaggedTensor.from_sparse({whole})), 1)",
                 f"tf.sparse.sparse_dense_matmul(tf.cast({bags}, F), {d.weight(columns, 4)})",
-                f"tf.sparse.reduce_sum(tf.cast({bags}, F), 1, keepdims=True) * 0.1 + tf.gather({table}, ({ids})[:, 0])",
+                f"tf.ensure_shape(tf.sparse.reduce_sum(tf.cast({bags}, F), 1, keepdims=True), [rows, 1]) * 0.1 + "
+                f"tf.gather({table}, ({ids})[:, 0])",
                 f"tf.reduce_sum(tf.gather({table}, tf.sparse.to_dense({bags})), 1)",
             )
         )

@@ -153,6 +153,23 @@ def test_custom_gradients_of_a_fixed_batch_are_those_of_the_global_batch(transfo
     assert bool(outcome.gathers) == (transform is mixing)
 
 
+def test_reads_of_variables_take_no_names_of_the_script() -> None:
+    """The graph in which gradients are derived again lacks the update, and reads the table for the custom gradient."""
+
+    def build(rows: int | None) -> Any:
+        v1.get_variable_scope().set_use_resource(True)
+        x = v1.placeholder(F, [rows, 2], name="x")
+        table, total = v1.get_variable("table", [5, 3], F), v1.get_variable("total", [5, 1], F, trainable=False)
+        rows_read = tf.gather(table, tf.cast(x[:, 0] > 0.0, tf.int32))
+        gradient = tf.gradients(tf.reduce_mean(tf.recompute_grad(lambda z: tf.tanh(z * z))(rows_read)), table)[0]
+        with tf.control_dependencies([v1.scatter_add(total, gradient.indices, gradient.values[:, :1])]):
+            rates = tf.gather(total.read_value(), gradient.indices)
+        return v1.scatter_sub(table, gradient.indices, rates * gradient.values)
+
+    outcome = tried(build, {"x": FEEDS["x"]}, is_open=False, dtype="float64", rows=6)
+    assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
+
+
 def test_a_gradient_that_needs_a_fixed_length_leaves_the_batch_fixed() -> None:
     @tf.custom_gradient
     def scaled(z: Any) -> Any:

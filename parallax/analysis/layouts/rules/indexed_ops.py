@@ -194,7 +194,8 @@ def find_first_numbers(step: StepWalk, node: str, slot: int, part: ShardedAxis) 
         return None
     concatenation = node_of(view.source(tensor))
     is_joined = view.op(concatenation) in ("ConcatV2", "Pack") and _is_along_last(step, concatenation, fact.rank)
-    return find_numbers(step, view.inputs(concatenation)[0] if is_joined else tensor, part, not is_joined)
+    numbers = find_numbers(step, view.inputs(concatenation)[0] if is_joined else tensor, part, not is_joined)
+    return numbers if numbers is None or not numbers.times else None  # sums are localized with all columns
 
 
 def _is_along_last(step: StepWalk, node: str, rank: int) -> bool:

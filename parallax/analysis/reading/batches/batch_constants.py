@@ -1,9 +1,9 @@
 """Finds the constants of a graph for a fixed batch that lie along the batch, and resizes them to its length.
 
-A tensor whose rows are equal along an axis (zeros, ones, a fill) lies along the batch if an op combines it with a
-tensor whose batch axis is open, axis by axis. Where no variable has an axis of the batch's length, any combination
-counts. The same holds for a multiple of that length that exactly one open axis had. An element in the shape of a
-Reshape is the batch's if equally many elements lie before it. For constants that divide, see batch_divisors.py.
+A tensor whose rows follow from their numbers (zeros, a fill, a range, an identity matrix) lies along the batch if an op
+combines it with a tensor whose batch axis is open, axis by axis. Where no variable has an axis of the batch's length,
+any combination counts. The same holds for a multiple of that length that exactly one open axis had. An element in the
+shape of a Reshape is the batch's if equally many elements lie before it. For divisors see batch_divisors.py.
 """
 
 from __future__ import annotations
@@ -15,14 +15,9 @@ from types import MappingProxyType
 import numpy as np
 
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
-from parallax.analysis.reading.batches.batch_lengths import (
-    add_constant,
-    add_length,
-    add_measured,
-    add_rows,
-    add_shape,
-)
+from parallax.analysis.reading.batches.batch_lengths import add_constant, add_length, add_measured, add_rows, add_shape
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
+from parallax.analysis.reading.batches.constant_patterns import find_constant_axis, find_pattern
 from parallax.analysis.reading.batches.open_lengths import (
     JOINS,
     SHAPE_SLOT,
@@ -34,7 +29,6 @@ from parallax.analysis.reading.batches.open_lengths import (
     find_shape_value,
     find_vector,
     fixed_shape,
-    is_constant_along,
     is_open_length,
     iterate_inputs,
 )
@@ -90,7 +84,7 @@ class BatchConstants:
         numbers: IntegerClassifier,
         measured: Mapping[str, MeasuredTensor] = MappingProxyType({}),
     ) -> None:
-        self._measured, self._divisors = measured, divisors
+        self._measured, self._divisors = dict(measured), divisors
         self._view, self._forward, self._losses, self._length = view, forward, losses, length
         self._batch_of = find_batch
         self._changed: set[str] = set()
@@ -165,6 +159,8 @@ class BatchConstants:
         made = fixed_shape(self._view, f"{node.name}:0")
         shape = inferred.constant(inferred.inputs(node.name)[1])
         found = find_reshaped_axes(self._view, inferred, node.name, self._length, self._numbers.find_axis)
+        if made is None and shape is not None:  # of elements whose number is known at run time
+            self._open_maker(opened, node, 1, self._numbers.find_axis(shape))
         if made is None or shape is None or found is None:
             return
         places, is_aligned = found
@@ -283,20 +279,18 @@ class BatchConstants:
         shape_slot, by_name = SHAPE_SLOT.get(self._view.op(maker)), {one.name: one for one in opened.node}
         if self._view.op(maker) == "Const":
             value = self._view.constant(tensor := self._view.inputs(node.name)[slot])
-            if value is None or value.shape[axis] % self._length or not is_constant_along(value, axis):
-                self.are_classified = False
-                return
-            if f"{node.name}@{slot}" in self._changed or not (batch := self._find_batch(node.name)):
+            pattern = find_pattern(value, axis, self._length) if value is not None else None
+            self.are_classified &= pattern is not None
+            if pattern is None or f"{node.name}@{slot}" in self._changed or not (batch := self._find_batch(node.name)):
                 return
             self._changed.add(f"{node.name}@{slot}")
-            row, factor, name = np.take(value, [0], axis), value.shape[axis] // self._length, f"{node.name}/{slot}"
-            node.input[slot] = add_rows(opened, batch, name, row, axis, value.shape, factor, tensor)
+            node.input[slot] = add_rows(opened, batch, f"{node.name}/{slot}", pattern, tensor)
         elif shape_slot is not None:
             self._open_maker(opened, by_name[maker], shape_slot, axis)
 
-    def _open_maker(self, opened: GraphDef, maker: NodeDef, slot: int, axis: int) -> None:
-        """Makes the producer of a tensor of a given shape use the batch's length along an axis."""
-        if maker.name in self._changed:
+    def _open_maker(self, opened: GraphDef, maker: NodeDef, slot: int, axis: int | None) -> None:
+        """Makes the producer of a tensor of a given shape use the batch's length along an axis, if there is one."""
+        if maker.name in self._changed or axis is None:
             return
         shape = find_vector(self._view, self._view.inputs(maker.name)[slot])
         if shape is None or (maker.op == "Tile" and shape[axis] == 1):
@@ -330,6 +324,8 @@ class BatchConstants:
     def _open_measured(self, inferred: GraphView, opened: GraphDef, constant: str) -> None:
         """Computes a constant again from its tensor where the tensor's shape is open or unknown."""
         measured, value = self._measured[constant], self._view.constant(f"{constant}:0")
+        if node_of(measured.tensor) not in inferred.nodes:
+            return  # added in this pass
         axis, now = find_open_axis(self._view, inferred, measured.tensor), inferred.shape(measured.tensor)
         if now is None:
             axis = self._numbers.find_axis(np.asarray(fixed_shape(self._view, measured.tensor) or ()))
@@ -348,18 +344,18 @@ class BatchConstants:
         if maker.op in SHAPE_SLOT:
             shape = find_vector(self._view, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
             axis = self._numbers.find_axis(shape) if shape is not None and shape.ndim == 1 else None
-            if axis is not None:
-                self._open_maker(opened, maker, SHAPE_SLOT[maker.op], axis)
+            self._open_maker(opened, maker, SHAPE_SLOT[maker.op], axis)
         elif maker.op == "Const":
             value = self._view.constant(f"{maker.name}:0")
             if value is not None and value.dtype.kind == "i" and _MEASURED.search(maker.name):
                 self._open_shape_constant(opened, maker, value)
                 return
-            axis = self._numbers.find_axis(np.asarray(value.shape)) if value is not None else None
+            axis = find_constant_axis(value, self._length, self._numbers) if value is not None else None
             if value is None or axis is None or is_shape_alone(self._view, maker.name, self._forward):
                 return
-            self.are_classified &= is_constant_along(value, axis)
-            if not is_constant_along(value, axis) or not self._is_outside(maker.name):
+            pattern = find_pattern(value, axis, self._length)
+            self.are_classified &= pattern is not None
+            if pattern is None or not self._is_outside(maker.name):
                 return
             self._changed.add(maker.name)
             if not (batch := self._batch_of(maker.name)):  # each reader takes it from an input of its own
@@ -368,9 +364,10 @@ class BatchConstants:
                     if edge.node in self._forward:
                         self.open_input(opened, by_name[edge.node], edge.slot, axis)
                 return
-            row, factor = np.take(value, [0], axis), value.shape[axis] // self._length
-            rows = add_rows(opened, batch, maker.name, row, axis, value.shape, factor, f"{maker.name}:0")
-            self._replace(opened, maker.name, rows)
+            made, tensor = add_rows(opened, batch, maker.name, pattern, f"{maker.name}:0"), f"{maker.name}:0"
+            self._replace(opened, maker.name, made)
+            for constant, one in self._measured.items():
+                self._measured[constant] = one._replace(tensor=f"{made}:0") if one.tensor == tensor else one
 
     def _open_shape_constant(self, opened: GraphDef, maker: NodeDef, value: Array) -> None:
         """Puts the batch length into a constant that TensorFlow made of the shape of a tensor."""

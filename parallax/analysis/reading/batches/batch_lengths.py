@@ -8,12 +8,11 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from parallax.analysis.reading.batches.constant_patterns import Pattern
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.base.types import Array, GraphDef
 from parallax.graph.batches import SUBSTITUTES, mark_substitute
 from parallax.graph.view import node_of, tensor_name
-
-Dims = tuple[int, ...]
 
 
 def add_constant(opened: GraphDef, name: str, value: Array, instead: str) -> str:
@@ -47,14 +46,10 @@ def add_shape(opened: GraphDef, batch: str, name: str, requested: Array, axis: i
     return _move_in(opened, graph.as_graph_def(), batch, name, instead)
 
 
-def add_rows(
-    opened: GraphDef, batch: str, name: str, row: Array, axis: int, shape: Dims, factor: int, instead: str
-) -> str:
-    """A tensor of equal rows along an axis, whose length is a multiple of the batch's."""
+def add_rows(opened: GraphDef, batch: str, name: str, pattern: Pattern, instead: str) -> str:
+    """A constant whose rows follow from the batch length."""
     with tf.Graph().as_default() as graph:
-        rows = _length(opened, batch, np.dtype(np.int32), factor)
-        dims = [rows if place == axis else tf.constant(n, tf.int32) for place, n in enumerate(shape)]
-        tf.broadcast_to(tf.constant(row), tf.stack(dims), name="value")
+        tf.identity(pattern.build(_length(opened, batch, np.dtype(np.int32), 1)), name="value")
     return _move_in(opened, graph.as_graph_def(), batch, name, instead)
 
 

@@ -279,6 +279,8 @@ def _derive_gradients(
     has_references = any(fixed.op(node) in _REFERENCES for node in fixed.nodes)
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     substitutes = {old: new for old, (new, *others) in find_substitutes(GraphView(opened)).items() if not others}
+    for node in outside:
+        graph.unique_name(node)  # that no new op gets
     with graph.as_default(), in_style_of(graph), rebind_custom_gradients(graph, {**names, **substitutes}):
         for number, record in enumerate(one for one in records if one.gradients):  # the rest are TensorFlow's own
             ys, weights = find_weights(graph, record)

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallax.analysis.reading.batches.batch_lengths import Dims
 from parallax.base.types import Array, NodeDef
 from parallax.graph.view import GraphView, node_of
 
 _REGROUPS = ("Reshape", "Tile")
 """The ops that derive a multiple of the batch length from another one; results of others have another meaning."""
 
+Dims = tuple[int, ...]
 JOINS = ("ConcatV2", "Pack")
 SHAPE_SLOT = {
     "Fill": 0,
@@ -71,6 +71,7 @@ def find_open_lengths(view: GraphView, inferred: GraphView, forward: Set[str]) -
             is_kept = (
                 length in input_multiples or 0 in input_multiples or (input_multiples and view.op(node) in _REGROUPS)
             )
+            is_kept = is_kept or (view.op(node) == "ConcatV2" and length == sum(input_multiples))
             if not is_mixed and (is_kept or not input_multiples):
                 multiples[tensor] = length
                 of_batch.add(length)
@@ -176,11 +177,6 @@ def is_open_length(view: GraphView, inferred: GraphView, tensor: str) -> bool:
     node = node_of(tensor)
     is_shape = inferred.op(node) == "Shape" and None in (inferred.shape(inferred.inputs(node)[0]) or ())
     return node not in view.nodes or is_shape
-
-
-def is_constant_along(value: Array, axis: int) -> bool:
-    """Whether all entries along an axis are equal."""
-    return bool(np.all(value == np.take(value, [0], axis)))
 
 
 def iterate_inputs(view: GraphView, inferred: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:

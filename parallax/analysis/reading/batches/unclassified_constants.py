@@ -98,7 +98,7 @@ class UnclassifiedConstants:
         """The first node with one that may be of the batch, on which losses or values of batches depend; or empty."""
         reached = self._reach(inferred, {node for node in inferred.nodes if node not in self._view.nodes})
         reached |= inferred.ancestors(losses) & self._forward
-        unclassified = (node for node in inferred.nodes if node in reached)
+        unclassified = (node for node in self._view.nodes if node in reached)
         return next((node for node in unclassified if self._is_unclassified(inferred, node, degrees)), "")
 
     def _is_unclassified(self, inferred: GraphView, node: str, degrees: BatchDegrees) -> bool:

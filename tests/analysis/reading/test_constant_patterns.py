@@ -1,0 +1,74 @@
+"""The entries of constants for a fixed batch, computed for another batch length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from parallax.analysis.reading.batches.constant_patterns import find_pattern
+
+Make = Callable[[int], Any]
+"""Batch length -> the constant that a script makes for it."""
+
+
+def mask_negatives(n: int) -> Any:
+    """The mask of other examples' views, as scripts of SimCLR make it."""
+    mask = np.ones([n, 2 * n], bool)
+    for row in range(n):
+        mask[row, row] = mask[row, row + n] = False
+    return mask
+
+
+FOUND: dict[str, tuple[int, Make]] = {
+    "zeros": (0, lambda n: np.zeros([n, 3])),
+    "a row for each of two views": (0, lambda n: np.tile([[1, 7]], [2 * n, 1])),
+    "labels of real and fake examples": (0, lambda n: np.concatenate([np.ones([n, 1]), np.zeros([n, 1])])),
+    "numbers": (0, lambda n: np.arange(n)),
+    "numbers as a column of reals": (0, lambda n: np.arange(n, dtype=np.float32)[:, None]),
+    "numbers as a row": (1, lambda n: np.arange(n)[None]),
+    "numbers from one": (0, lambda n: np.arange(1, n + 1)),
+    "numbers of the other view": (0, lambda n: np.concatenate([np.arange(n, 2 * n), np.arange(n)])),
+    "offsets of examples": (0, lambda n: 7 * np.arange(n)),
+    "numbers of entries": (0, lambda n: np.arange(7 * n).reshape(n, 7)),
+    "an identity": (0, lambda n: np.eye(n, dtype=np.float32)),
+    "other examples": (1, lambda n: 1 - np.eye(n)),
+    "the other view": (0, lambda n: np.eye(2 * n, k=n) + np.eye(2 * n, k=-n)),
+    "negatives": (0, mask_negatives),
+}
+UNKNOWN: dict[str, Make] = {
+    "weights": lambda n: np.sin(np.arange(n)),
+    "numbers that fall": lambda n: np.arange(n)[::-1],
+    "a part of each": lambda n: np.arange(n) / n,
+    "numbers from the third on": lambda n: np.arange(2, n + 2),
+    "a triangle": lambda n: np.tril(np.ones([n, n])),
+    "half of a diagonal": lambda n: np.diag(np.arange(n) < n / 2).astype(float),
+    "a permuted identity": lambda n: np.eye(n)[::-1],
+}
+
+
+@pytest.mark.parametrize("factor", [1, 3])
+@pytest.mark.parametrize("case", FOUND)
+def test_entries_follow_from_the_batch_length(case: str, factor: int) -> None:
+    axis, make = FOUND[case]
+    pattern = find_pattern(make(5), axis, 5)
+    assert pattern is not None
+    expected = make(5 * factor)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        found = session.run(pattern.build(tf.constant(5 * factor)))
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_other_entries_have_no_pattern(case: str) -> None:
+    assert find_pattern(UNKNOWN[case](6), 0, 6) is None
+
+
+def test_two_rows_are_no_pattern_unless_they_are_equal() -> None:
+    assert find_pattern(np.asarray([0, 1]), 0, 2) is None
+    assert find_pattern(np.eye(2), 0, 2) is None
+    assert find_pattern(np.ones([2, 2]), 0, 2) is not None
