@@ -3,8 +3,8 @@
 Tiers are markers, by folder and by what a file names: `pytest -m pure` loads no TensorFlow. `pytest --regenerate`
 writes the golden files anew; the difference is then read before it is committed.
 
-Of the tests marked `rotates` one in `SHARES` runs each day, by its place in its file and the date, and the others are
-`slow` that day.
+Of the tests marked `rotates(days=N)` one in N (default `SHARES`) runs each day, by its place in its file and the date,
+and the others are `slow` that day.
 `pytest --graphs-seed YYYYMMDD` runs the share, and trains the graphs of the grammar, of another day; with
 `--all-shares`, and where a test is named (`FILE::TEST`), no test is slow by the date.
 """
@@ -129,33 +129,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (names_a_test or config.option.all_shares):
         shares = shares_of(items)
         for item in items:
-            if item.nodeid in shares and not has_turn(shares[item.nodeid], config.option.graphs_seed):
+            if item.nodeid in shares and not has_turn(*shares[item.nodeid], config.option.graphs_seed):
                 item.add_marker(pytest.mark.slow)
     longest = ("lab", "job", "graph", "pure")
     items.sort(key=lambda item: next(n for n, tier in enumerate(longest) if item.get_closest_marker(tier)))
 
 
-def shares_of(items: list[pytest.Item]) -> dict[str, int]:
-    """By its node id, which of the shares each test belongs to that rotates and is not slow anyway.
+def shares_of(items: list[pytest.Item]) -> dict[str, tuple[int, int]]:
+    """By its node id, (share, number of shares) of each test that rotates and is not slow anyway.
 
     The tests of a file are dealt out in their order: each day has as many of them as any other, and those with
-    neighbouring parameters, which take alike, come on different days. Tests of one `group` are dealt out as one.
+    neighbouring parameters, which take alike, come on different days. Tests of one `group`, or of one job of
+    tests/equality, are dealt out as one. Where several marks apply, the largest number of days counts.
     """
-    shares: dict[str, int] = {}
-    units: dict[str, dict[str, int]] = {}
+    shares: dict[str, tuple[int, int]] = {}
+    units: dict[tuple[str, int], dict[str, int]] = {}
     for item in items:
-        mark = item.get_closest_marker("rotates")
-        if mark is not None and item.get_closest_marker("slow") is None:
+        marks = [] if item.get_closest_marker("slow") is not None else list(item.iter_markers("rotates"))
+        if marks:
             file = item.nodeid.partition("::")[0]
-            numbers = units.setdefault(file, {})
-            number = numbers.setdefault(mark.kwargs.get("group") or item.nodeid, len(numbers))
-            shares[item.nodeid] = (zlib.crc32(file.encode()) + number) % SHARES
+            days = max(mark.kwargs.get("days", SHARES) for mark in marks)
+            numbers = units.setdefault((file, days), {})
+            group = next((mark.kwargs["group"] for mark in marks if "group" in mark.kwargs), None)
+            number = numbers.setdefault(group or find_job(item.nodeid) or item.nodeid, len(numbers))
+            shares[item.nodeid] = ((zlib.crc32(file.encode()) + number) % days, days)
     return shares
 
 
-def has_turn(share: int, day: int) -> bool:
+def has_turn(share: int, days: int, day: int) -> bool:
     """Whether a share of the tests that rotate is in the test command on a day, YYYYMMDD."""
-    return (share + day) % SHARES == 0
+    return (share + day) % days == 0
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -205,13 +208,18 @@ def group_of(nodeid: str) -> str:
     In tests/equality the tests of a job, or of some workers in memory, are one, whose name stands in `<>` in theirs.
     Where each test takes long and shares nothing with others, each is a group.
     """
-    file, _, test = nodeid.partition("::")
+    file = nodeid.partition("::")[0]
     if file.startswith("tests/lab/"):
         return "lab"
     if file == "tests/exactness/test_exactness.py":
         return nodeid
-    job = re.search("<.*?>", test) if file.startswith("tests/equality/") else None
-    return job[0] if job else file
+    return find_job(nodeid) or file
+
+
+def find_job(nodeid: str) -> str:
+    """The job, or the workers in memory, of a test in tests/equality; empty for others."""
+    job = re.search("<.*?>", nodeid) if nodeid.startswith("tests/equality/") else None
+    return job[0] if job else ""
 
 
 @pytest.fixture

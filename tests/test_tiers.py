@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -33,20 +34,23 @@ class Collected:
 
     def __init__(self, nodeid: str, *marks: pytest.MarkDecorator) -> None:
         self.nodeid = nodeid
-        self.marks = {one.name: one.mark for one in (pytest.mark.pure, *(marks or (pytest.mark.rotates,)))}
+        self.marks = [one.mark for one in (pytest.mark.pure, *(marks or (pytest.mark.rotates,)))]
+
+    def iter_markers(self, name: str) -> Iterator[pytest.Mark]:
+        return (mark for mark in self.marks if mark.name == name)
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return self.marks.get(name)
+        return next(self.iter_markers(name), None)
 
     def add_marker(self, mark: pytest.MarkDecorator) -> None:
-        self.marks[mark.name] = mark.mark
+        self.marks.append(mark.mark)
 
 
 DAYS = range(20261127, 20261127 + SHARES)
 
 
 def turns_of(items: list[Collected]) -> dict[str, list[int]]:
-    return {test: [day for day in DAYS if has_turn(share, day)] for test, share in shares_of(items).items()}
+    return {test: [day for day in DAYS if has_turn(*share, day)] for test, share in shares_of(items).items()}
 
 
 def test_each_test_that_rotates_has_its_turn_once_in_a_few_days_of_which_each_has_as_many() -> None:
@@ -66,7 +70,16 @@ def test_tests_of_a_group_have_their_turn_together_and_what_is_slow_anyway_has_n
     items += [Collected("tests/test_one.py::test_slow", *slow), Collected("tests/test_one.py::test_next")]
     shares = shares_of(items)
     assert len({shares[item.nodeid] for item in items[:5]}) == 1 and "tests/test_one.py::test_slow" not in shares
-    assert shares["tests/test_one.py::test_next"] == (shares[items[0].nodeid] + 1) % SHARES
+    assert shares["tests/test_one.py::test_next"] == ((shares[items[0].nodeid][0] + 1) % SHARES, SHARES)
+
+
+def test_tests_of_a_job_have_their_turn_together_as_often_as_the_rarest_mark_says() -> None:
+    often, rare = pytest.mark.rotates(days=5), pytest.mark.rotates
+    jobs = [f"tests/equality/test_one.py::test[<{job}>-{n}]" for job in ("two", "three") for n in range(2)]
+    items = [*(Collected(name, often) for name in jobs), Collected("tests/equality/test_one.py::other", often, rare)]
+    turns = turns_of(items)
+    assert turns[jobs[0]] == turns[jobs[1]] != turns[jobs[2]] == turns[jobs[3]]
+    assert [len(turns[item.nodeid]) for item in items] == [SHARES // 5] * 4 + [1]
 
 
 @pytest.mark.parametrize(
@@ -78,4 +91,5 @@ def test_a_test_without_its_turn_is_slow_unless_it_is_named_or_all_run(args, all
     items = [Collected(f"tests/test_one.py::test[{number}]") for number in range(12)]
     shares = shares_of(items)
     pytest_collection_modifyitems(SimpleNamespace(args=args, option=options), items)
-    assert [("slow" not in item.marks) == is_quick(shares[item.nodeid], 20261127) for item in items] == [True] * 12
+    is_slow = [item.get_closest_marker("slow") is not None for item in items]
+    assert is_slow == [not is_quick(*shares[item.nodeid], 20261127) for item in items]

@@ -19,6 +19,7 @@ RUN_HERE = {page: [c for c in commands_of(page) if not elsewhere(c.text)] for pa
 QUICK = [page for page, commands in RUN_HERE.items() if any(not c.slow for c in commands)]
 SLOW = [page for page, commands in RUN_HERE.items() if any(c.slow for c in commands)]
 TROUBLES = Path("docs/troubleshooting.md")
+MOST_WORDS = 20_000
 FIRST = (Path("docs/quick_start.md"), Path("docs/keras.md"))
 """The pages of which each day's test command follows the commands."""
 
@@ -70,6 +71,10 @@ def test_commands_stand_in_marked_blocks(page):
 
 def test_every_page_of_the_book_is_in_the_readme():
     assert [str(page) for page in PAGES[1:] if f"]({page})" not in text_of("README.md")] == []
+
+
+def test_the_book_is_short():
+    assert sum(len(text_of(page).split()) for page in PAGES) <= MOST_WORDS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

@@ -38,7 +38,7 @@ PLAIN = Program(
 )
 
 
-GRAPHS, QUICK, GROUP = 300, 60, 20
+GRAPHS, QUICK, GROUP = 300, 40, 20
 """A group, which is one test, takes some 10 s of processor. Those after QUICK are for `-m slow`, and
 `python -m ops.exactness` tries more.
 """

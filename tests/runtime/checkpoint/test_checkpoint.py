@@ -54,6 +54,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.rotates(days=5, group="of one job")
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize("check", CHECKS)
 def test_checkpoints(results: Any, check: str) -> None:
