@@ -356,7 +356,7 @@ def once_per_view(function: Callable[[GraphView], _Found]) -> Callable[[GraphVie
 
 @once_per_view
 def _takers_by_node(view: GraphView) -> dict[str, list[str]]:
-    """Node -> the nodes that read its outputs or wait for it; also where the shapes of outputs are unknown."""
+    """Node -> the nodes that read its outputs; also where the shapes of outputs are unknown."""
     takers_by_node: dict[str, list[str]] = {}
     for node in view.nodes:
         for tensor in view.inputs(node):

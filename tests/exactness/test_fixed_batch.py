@@ -527,6 +527,19 @@ def test_a_batch_without_an_input_that_all_runs_read_is_kept_and_the_op_is_named
     assert "since op 'targets' would take the batch size from an input that not all of its runs read" in note
 
 
+def test_what_no_update_reads_does_not_keep_the_batch() -> None:
+    """A measure of the tiled rows and of another input, which only a user may fetch."""
+
+    def build(rows: int) -> Any:
+        x, z = v1.placeholder(tf.float32, [rows, 3], name="x"), v1.placeholder(tf.float32, [rows, 3], name="z")
+        tiled = tf.tile(v1.get_variable("w", [1, 3]), [rows, 1])
+        tf.reduce_mean(tiled * z, name="measure")
+        return v1.train.GradientDescentOptimizer(0.1).minimize(tf.sqrt(tf.reduce_sum(tf.square(tiled - x))))
+
+    found = tried(build, dict.fromkeys("xz", lambda rng, rows: rng.randn(rows, 3)), is_open=False)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
 def test_a_prediction_needs_no_labels() -> None:
     graph = tf.Graph()
     with graph.as_default():

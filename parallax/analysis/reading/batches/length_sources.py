@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
+from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, node_of
 
 
@@ -56,6 +57,9 @@ class LengthSources:
         self._read_by_fetches = self._intersect(view, order, may_be_fetched)
         ends = {node for node in may_be_fetched if set(view.users(node)) <= autodiff}
         self._read_by_ends = self._intersect(view, order, ends)
+        updates = ends & _find_updates(view, order)
+        self._read_by_updates = self._intersect(view, order, updates)
+        self._of_updates = add_measured_ancestors(view, view.ancestors(updates), measured)
 
     def _spread_reads(self, view: GraphView, order: Sequence[str]) -> bool:
         """Adds to each node the sources that its inputs read; returns whether there were more."""
@@ -85,11 +89,26 @@ class LengthSources:
     def find(self, node: str) -> str:
         """A source, with an open first dimension, that all runs with a node read; empty if there is none.
 
-        Where possible one that any fetch reads which depends on the node and on a source, else any update.
+        Where possible one that any fetch reads which depends on the node and on a source, else any one on which no
+        other depends, else any update.
         """
-        common = self._read_by_fetches[node] or self._read_by_ends[node]
+        common = self._read_by_fetches[node] or self._find_common(node)
         return next((new for old, new in self._opened.items() if self._bits[node_of(old)] & common), "")
 
     def are_read(self, tensor: str, node: str) -> bool:
         """Whether all updates that depend on a node read the sources of a tensor."""
-        return node in self.of_batches and not self._read.get(node_of(tensor), 0) & ~self._read_by_ends[node]
+        return node in self.of_batches and not self._read.get(node_of(tensor), 0) & ~self._find_common(node)
+
+    def _find_common(self, node: str) -> int:
+        """The sources that are read by all that depends on a node and on which nothing depends, or by all updates."""
+        return self._read_by_ends[node] or (self._read_by_updates[node] if node in self._of_updates else 0)
+
+
+def _find_updates(view: GraphView, order: Sequence[str]) -> set[str]:
+    """The nodes that write a variable, and those that read their results or wait for them."""
+    updates: set[str] = set()
+    for node in order:
+        is_write = state_op(view.op(node), len(view.inputs(node))) is not None
+        if is_write or not updates.isdisjoint(view.nodes_before(node)):
+            updates.add(node)
+    return updates
