@@ -76,10 +76,31 @@ def by_places(n: int, x: Any, y: Any, ids: Any) -> Any:
     return tf.reduce_mean(tf.square(chosen - y[:, 0]))
 
 
-GATHERED = [by_identity, by_numbers, by_views, by_margins, by_masked_negatives]
+def by_logistic_pairs(n: int, x: Any, y: Any, ids: Any) -> Any:
+    """SigLIP's loss, whose zeros for pairs TensorFlow makes of known shapes, and of which the batch has both axes."""
+    one, other = project(x, y)
+    labels = tf.cast(tf.constant(np.eye(n, dtype=np.float32)), F)
+    pairs = tf.matmul(one, other, transpose_b=True)
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=pairs)
+    return tf.reduce_mean(losses) + tf.reduce_mean(tf.square(pairs - np.ones([n, n]) + tf.ones([n, n], F) * 0.5))
 
 
-@pytest.mark.parametrize("loss", [*GATHERED, by_offsets, by_places])
+def by_centered_kernels(n: int, x: Any, y: Any, ids: Any) -> Any:
+    """The dependence of Hilbert and Schmidt, by a matrix that takes away means."""
+    one, center = x @ weight(6, "a"), np.eye(n) - np.ones([n, n]) / n
+    kernels = [tf.matmul(rows, rows, transpose_b=True) @ center for rows in (one, y)]
+    return -tf.linalg.trace(kernels[0] @ kernels[1]) / 100
+
+
+def by_weights(n: int, x: Any, y: Any, ids: Any) -> Any:
+    """A mean by weights of one over the batch size."""
+    return tf.reduce_sum(tf.square(x @ weight(6, "a") - 1.0) * np.full([n, 1], 1 / n))
+
+
+GATHERED = [by_identity, by_numbers, by_views, by_margins, by_masked_negatives, by_logistic_pairs, by_centered_kernels]
+
+
+@pytest.mark.parametrize("loss", [*GATHERED, by_offsets, by_places, by_weights])
 def test_constants_that_number_examples_are_those_of_the_global_batch(loss: Any) -> None:
     def build(rows: int | None) -> Any:
         x, y = v1.placeholder(F, [rows, 6], name="x"), v1.placeholder(F, [rows, 3], name="y")

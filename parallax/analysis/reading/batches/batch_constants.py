@@ -9,7 +9,7 @@ shape of a Reshape is the batch's if equally many elements lie before it. For di
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
 
 import numpy as np
@@ -17,11 +17,9 @@ import numpy as np
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_lengths import add_constant, add_length, add_measured, add_rows, add_shape
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
-from parallax.analysis.reading.batches.constant_patterns import find_constant_axis, find_pattern
+from parallax.analysis.reading.batches.constant_patterns import find_constant_axes, find_pattern
 from parallax.analysis.reading.batches.open_lengths import (
-    JOINS,
     SHAPE_SLOT,
-    broadcast_dims,
     find_open_axis,
     find_open_lengths,
     find_picked,
@@ -30,8 +28,8 @@ from parallax.analysis.reading.batches.open_lengths import (
     find_vector,
     fixed_shape,
     is_open_length,
-    iterate_inputs,
 )
+from parallax.analysis.reading.batches.tensor_resizer import Changes, TensorResizer
 from parallax.analysis.reading.batches.unclassified_constants import (
     ARRAYS,
     CUTS,
@@ -40,7 +38,6 @@ from parallax.analysis.reading.batches.unclassified_constants import (
     LISTS,
     MULTIPLIES,
     UnclassifiedConstants,
-    find_shape_slots,
     is_shape_alone,
 )
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
@@ -69,8 +66,8 @@ class BatchConstants:
         measured: constant -> the tensor from which TensorFlow made it.
 
     Attributes:
-        are_classified: whether all constants combined with the batch could be classified.
-        without_batch: the first node with such a constant for which there is no batch.
+        changes: what was changed, and what could not be.
+        resizer: of the tensors that are combined with the batch.
     """
 
     def __init__(
@@ -86,11 +83,9 @@ class BatchConstants:
     ) -> None:
         self._measured, self._divisors = dict(measured), divisors
         self._view, self._forward, self._losses, self._length = view, forward, losses, length
-        self._batch_of = find_batch
-        self._changed: set[str] = set()
-        self._within = {node for node, branches in branches_of(view).items() if branches}
         self._numbers = numbers
-        self.are_classified, self.without_batch = True, ""
+        self.changes = Changes(view, find_batch)
+        self.resizer = TensorResizer(view, forward, length, measured.keys(), self.changes)
 
     def change(self, inferred: GraphView, opened: GraphDef) -> bool:
         """Changes the constants of a graph that can be classified.
@@ -104,36 +99,24 @@ class BatchConstants:
         """
         self._numbers.lengths = find_open_lengths(self._view, inferred, self._forward)
         by_name = {node.name: node for node in opened.node}
-        count = len(self._changed)
+        count = len(self.changes.names)
         for node in self._view.nodes:
-            if node in self._forward and node not in self._changed:
+            if node in self._forward and node not in self.changes.names:
                 if node in self._measured:
                     self._open_measured(inferred, opened, node)
                     continue
                 self._open_number(opened, by_name[node])
                 self._change(inferred, opened, by_name[node])
                 self._open_any(opened, by_name[node])
-        return len(self._changed) > count
+        return len(self.changes.names) > count
 
     def find_unclassified(self, inferred: GraphView) -> str:
         """The first node with a constant that may depend on the batch, by its length or value, after all changes."""
         measured = {constant for constant, one in self._measured.items() if inferred.shape(one.tensor) is not None}
-        left = UnclassifiedConstants(self._view, self._forward, self._numbers, self._changed, measured | self._changed)
+        left = UnclassifiedConstants(
+            self._view, self._forward, self._numbers, self.changes.names, measured | self.changes.names
+        )
         return left.find_of_losses(inferred, self._losses, self._divisors.find_degrees(inferred))
-
-    def _is_outside(self, node: str) -> bool:
-        """Whether a node is in no loop or branch, where the batch length would not be available."""
-        self.are_classified &= node not in self._within
-        return node not in self._within
-
-    def _find_batch(self, node: str, at: str = "") -> str:
-        """The tensor from which a node may take the batch length, `at` a node outside loops; empty if there is none."""
-        if not self._is_outside(at or node):
-            return ""
-        batch = self._batch_of(node)
-        if not batch:
-            self.are_classified, self.without_batch = False, self.without_batch or node
-        return batch
 
     def _change(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         if node.op == "Reshape":
@@ -152,32 +135,31 @@ class BatchConstants:
             self.open_list(opened, node)
         elif node.op == "LogicalAnd":
             self._open_turns(inferred, opened, node)
-        for slot, axis in self._iterate_conflicts(inferred, node):
-            self.open_input(opened, node, slot, axis)
+        self.resizer.resize_inputs(inferred, opened, node)
 
     def _open_reshape(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         made = fixed_shape(self._view, f"{node.name}:0")
         shape = inferred.constant(inferred.inputs(node.name)[1])
         found = find_reshaped_axes(self._view, inferred, node.name, self._length, self._numbers.find_axis)
         if made is None and shape is not None:  # of elements whose number is known at run time
-            self._open_maker(opened, node, 1, self._numbers.find_axis(shape))
+            self.resizer.resize_maker(opened, node, 1, self._numbers.find_axes(shape))
         if made is None or shape is None or found is None:
             return
         places, is_aligned = found
         if len(places) != 1:
-            self.are_classified &= not places and -1 in shape
+            self.changes.are_classified &= not places and -1 in shape
         elif int(shape[places[0]]) != -1:
-            self._changed.add(node.name)
+            self.changes.names.add(node.name)
             new_shape = [-1 if p == places[0] else n for p, n in enumerate(made)]
             node.input[1] = add_constant(opened, node.name, np.asarray(new_shape, shape.dtype), node.input[1])
         elif is_aligned:
-            self._changed.add(f"{node.name}@1")  # its other lengths are widths
+            self.changes.names.add(f"{node.name}@1")  # its other lengths are widths
 
     def _open_shape(self, inferred: GraphView, node: NodeDef) -> None:
         axis = find_open_axis(self._view, inferred, inferred.inputs(node.name)[0])
         for place, dim in enumerate(node.attr["shape"].shape.dim):
             if dim.size > 0 and (place == axis or (self._numbers.is_length_unique and dim.size == self._length)):
-                self._changed.add(node.name)
+                self.changes.names.add(node.name)
                 dim.size = -1
 
     def _open_elements(self, node: NodeDef) -> None:
@@ -185,35 +167,35 @@ class BatchConstants:
         dims = node.attr["element_shape"].shape.dim
         axis = self._numbers.find_axis(np.asarray([dim.size for dim in dims], np.int64))
         if axis is not None:
-            self._changed.add(node.name)
+            self.changes.names.add(node.name)
             dims[axis].size = -1
 
     def open_list(self, opened: GraphDef, node: NodeDef) -> bool:
         """Removes the batch length from the element shape declared by a tensor list or its reader; returns success."""
-        count, slot = len(self._changed), LISTS[node.op]
+        count, slot = len(self.changes.names), LISTS[node.op]
         self._open_number(opened, node)
         if "num_elements" in node.attr and self._numbers.find_factor(node.attr["num_elements"].i):
-            self._changed.add(node.name)
+            self.changes.names.add(node.name)
             node.attr["num_elements"].i = -1
         dims = self._view.constant(self._view.inputs(node.name)[slot])
-        if dims is None or dims.ndim != 1 or f"{node.name}@{slot}" in self._changed:
-            return len(self._changed) > count
+        if dims is None or dims.ndim != 1 or f"{node.name}@{slot}" in self.changes.names:
+            return len(self.changes.names) > count
         places = [self._numbers.find_axis(dims)]
         if node.op == "EmptyTensorList":  # elements have their own shapes: a weaker declaration does no harm
             places = [place for place, n in enumerate(dims) if n > 0 and n % self._length == 0]
         if set(places) - {None}:
-            self._changed.add(f"{node.name}@{slot}")
+            self.changes.names.add(f"{node.name}@{slot}")
             new_dims = [-1 if place in places else n for place, n in enumerate(dims)]
             node.input[slot] = add_constant(opened, node.name, np.asarray(new_dims, dims.dtype), node.input[slot])
-        return len(self._changed) > count
+        return len(self.changes.names) > count
 
     def _open_comparison(self, inferred: GraphView, node: NodeDef) -> None:
         """Replaces a constant that is compared with the batch length, and equals it, with that length."""
         one, other = (find_shape_value(self._view, tensor) for tensor in self._view.inputs(node.name))
         is_equal = one is not None and other is not None and np.array_equal(one, other)
         is_made = [is_open_length(self._view, inferred, tensor) for tensor in inferred.inputs(node.name)]
-        if is_equal and any(is_made) and self._is_outside(node.name):
-            self._changed.add(node.name)
+        if is_equal and any(is_made) and self.changes.is_outside(node.name):
+            self.changes.names.add(node.name)
             made = node.input[is_made.index(True)]
             node.input[0], node.input[1] = made, made
 
@@ -225,10 +207,10 @@ class BatchConstants:
             return
         for counted, limit in (pair, pair[::-1]):
             number, most = self._view.constant(self._view.inputs(counted.name)[1]), inferred.inputs(limit.name)[1]
-            is_open = most == self._batch_of(counted.name) or f"{node_of(most)}@0" in self._changed
+            is_open = most == self.changes.find_source(counted.name) or f"{node_of(most)}@0" in self.changes.names
             is_alike = inferred.dtype(most) == self._view.dtype(self._view.inputs(counted.name)[1])
             if number is not None and is_open and is_alike and self._numbers.find_factor(int(number)):
-                self._changed.add(counted.name)
+                self.changes.names.add(counted.name)
                 counted.input[1] = limit.input[1]
 
     def _open_cut(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
@@ -241,73 +223,22 @@ class BatchConstants:
             place = int(bounds[axis]) if bounds is not None and axis is not None and len(bounds) > axis else 0
             if bounds is None or axis is None or not place or place % self._length or abs(place) > length:
                 continue
-            if batch := self._find_batch(node.name):
-                self._changed.add(node.name)
+            if batch := self.changes.find_batch(node.name):
+                self.changes.names.add(node.name)
                 name, tensor = f"{node.name}/{slot}", self._view.inputs(node.name)[slot]
-                node.input[slot] = add_shape(opened, batch, name, bounds, axis, place // self._length, tensor)
+                node.input[slot] = add_shape(opened, batch, name, bounds, {axis: place // self._length}, tensor)
 
     def _open_divisor(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         factor = self._divisors.find_factor(inferred, node.name)
-        if factor and (batch := self._find_batch(node.name)):
-            self._changed.add(node.name)
+        if factor and (batch := self.changes.find_batch(node.name)):
+            self.changes.names.add(node.name)
             dtype, tensor = inferred.dtype(f"{node.name}:0"), self._view.inputs(node.name)[1]
             node.input[1] = add_length(opened, batch, node.name, dtype, tensor, factor, node.op in MULTIPLIES)
-
-    def _iterate_conflicts(self, inferred: GraphView, node: NodeDef) -> Iterator[tuple[int, int]]:
-        """(input, axis) of tensors that are combined with the batch along that axis and have the fixed length."""
-        taken = list(iterate_inputs(self._view, inferred, node))
-        made = fixed_shape(self._view, f"{node.name}:0")
-        begun = [(fixed, axis) for _, fixed, axis in taken if axis is not None]
-        if not begun or made is None or node.op in _CONTRACTS:
-            return
-        (fixed, axis) = max(begun, key=lambda one: len(one[0]))
-        from_right = len(fixed) - axis
-        is_broadcast = node.op in JOINS or broadcast_dims([one for _, one, _ in taken]) == made
-        is_shape = find_shape_slots(node.op)
-        for slot, other, is_open in taken:
-            if is_shape[slot : slot + 1] == (True,):
-                continue
-            place = len(other) - from_right if is_broadcast else axis
-            if is_open is None and 0 <= place < len(other) and other[place] == fixed[axis] != 1:
-                yield slot, place
-
-    def open_input(self, opened: GraphDef, node: NodeDef, slot: int, axis: int) -> None:
-        """Resizes a node's constant input to the batch's length along an axis."""
-        maker = node_of(self._view.inputs(node.name)[slot])
-        while self._view.op(maker) in ("Identity", "Cast") and maker in self._forward:
-            maker = node_of(self._view.inputs(maker)[0])
-        shape_slot, by_name = SHAPE_SLOT.get(self._view.op(maker)), {one.name: one for one in opened.node}
-        if self._view.op(maker) == "Const":
-            value = self._view.constant(tensor := self._view.inputs(node.name)[slot])
-            pattern = find_pattern(value, axis, self._length) if value is not None else None
-            self.are_classified &= pattern is not None
-            if pattern is None or f"{node.name}@{slot}" in self._changed or not (batch := self._find_batch(node.name)):
-                return
-            self._changed.add(f"{node.name}@{slot}")
-            node.input[slot] = add_rows(opened, batch, f"{node.name}/{slot}", pattern, tensor)
-        elif shape_slot is not None:
-            self._open_maker(opened, by_name[maker], shape_slot, axis)
-
-    def _open_maker(self, opened: GraphDef, maker: NodeDef, slot: int, axis: int | None) -> None:
-        """Makes the producer of a tensor of a given shape use the batch's length along an axis, if there is one."""
-        if maker.name in self._changed or axis is None:
-            return
-        shape = find_vector(self._view, self._view.inputs(maker.name)[slot])
-        if shape is None or (maker.op == "Tile" and shape[axis] == 1):
-            return  # its constant inputs are opened or left separately
-        if shape[axis] <= 0 or shape[axis] % self._length:
-            self.are_classified = False
-            return
-        if not (batch := self._find_batch(maker.name)):
-            return
-        self._changed.add(maker.name)
-        factor, tensor = int(shape[axis]) // self._length, self._view.inputs(maker.name)[slot]
-        maker.input[slot] = add_shape(opened, batch, maker.name, shape, axis, factor, tensor)
 
     def _open_number(self, opened: GraphDef, node: NodeDef) -> None:
         """Replaces an integer input that must be the batch length with that length."""
         slot = LENGTH_SLOT.get(node.op)
-        if slot is None or f"{node.name}@{slot}" in self._changed:
+        if slot is None or f"{node.name}@{slot}" in self.changes.names:
             return
         tensor = self._view.inputs(node.name)[slot]
         number = self._view.constant(tensor)
@@ -317,8 +248,8 @@ class BatchConstants:
         factor = find_factor(int(number))
         if node.op == "OneHot" and self._view.op(node_of(self._view.inputs(node.name)[0])) == "Range":
             factor = int(number) // self._length if number % self._length == 0 else 0  # the numbers of the examples
-        if factor and (batch := self._find_batch(node.name, at=node_of(tensor))):
-            self._changed.add(f"{node.name}@{slot}")
+        if factor and (batch := self.changes.find_batch(node.name, at=node_of(tensor))):
+            self.changes.names.add(f"{node.name}@{slot}")
             node.input[slot] = add_length(opened, batch, node.name, self._view.dtype(tensor), tensor, factor)
 
     def _open_measured(self, inferred: GraphView, opened: GraphDef, constant: str) -> None:
@@ -331,38 +262,38 @@ class BatchConstants:
             axis = self._numbers.find_axis(np.asarray(fixed_shape(self._view, measured.tensor) or ()))
         later = {n for n in now or () if n and self._numbers.find_factor(n)}  # lengths of axes that open later
         is_settled = value is None or axis is None or measured.what != "shape" or not later or int(value[axis]) in later
-        if axis is not None and is_settled and value is not None and self._is_outside(constant):
-            self._changed.add(constant)
+        if axis is not None and is_settled and value is not None and self.changes.is_outside(constant):
+            self.changes.names.add(constant)
             dtype = inferred.dtype(measured.tensor)
             made = add_measured(opened, measured, dtype, constant, value)
             self._replace(opened, constant, made, axis)
 
     def _open_any(self, opened: GraphDef, maker: NodeDef) -> None:
         """Opens the producer of a tensor that must depend on the batch: no variable has an axis of its length."""
-        if maker.name in self._changed:
+        if maker.name in self.changes.names:
             return
         if maker.op in SHAPE_SLOT:
             shape = find_vector(self._view, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
-            axis = self._numbers.find_axis(shape) if shape is not None and shape.ndim == 1 else None
-            self._open_maker(opened, maker, SHAPE_SLOT[maker.op], axis)
+            axes = self._numbers.find_axes(shape) if shape is not None and shape.ndim == 1 else []
+            self.resizer.resize_maker(opened, maker, SHAPE_SLOT[maker.op], axes)
         elif maker.op == "Const":
             value = self._view.constant(f"{maker.name}:0")
             if value is not None and value.dtype.kind == "i" and _MEASURED.search(maker.name):
                 self._open_shape_constant(opened, maker, value)
                 return
-            axis = find_constant_axis(value, self._length, self._numbers) if value is not None else None
-            if value is None or axis is None or is_shape_alone(self._view, maker.name, self._forward):
+            axes = find_constant_axes(value, self._length, self._numbers) if value is not None else []
+            if value is None or not axes or is_shape_alone(self._view, maker.name, self._forward):
                 return
-            pattern = find_pattern(value, axis, self._length)
-            self.are_classified &= pattern is not None
-            if pattern is None or not self._is_outside(maker.name):
+            pattern = find_pattern(value, axes, self._length)
+            self.changes.are_classified &= pattern is not None
+            if pattern is None or not self.changes.is_outside(maker.name):
                 return
-            self._changed.add(maker.name)
-            if not (batch := self._batch_of(maker.name)):  # each reader takes it from an input of its own
+            self.changes.names.add(maker.name)
+            if not (batch := self.changes.find_source(maker.name)):  # each reader takes it from an input of its own
                 by_name = {one.name: one for one in opened.node}
                 for edge in self._view.consumers(f"{maker.name}:0"):
                     if edge.node in self._forward:
-                        self.open_input(opened, by_name[edge.node], edge.slot, axis)
+                        self.resizer.resize_input(opened, by_name[edge.node], edge.slot, axes)
                 return
             made, tensor = add_rows(opened, batch, maker.name, pattern, f"{maker.name}:0"), f"{maker.name}:0"
             self._replace(opened, maker.name, made)
@@ -374,15 +305,15 @@ class BatchConstants:
         axis = self._numbers.find_axis(np.reshape(value, [-1])) if value.ndim < 2 else None
         if any(self._view.op(edge.node) == "Reshape" and edge.slot for edge in self._view.consumers(f"{maker.name}:0")):
             return  # by its name it may be that op's own, which has a rule
-        batch = self._batch_of(maker.name) if maker.name not in self._within else ""
+        batch = self.changes.find_source(maker.name) if not branches_of(self._view).get(maker.name) else ""
         if axis is None or not batch:
             return
-        self._changed.add(maker.name)
+        self.changes.names.add(maker.name)
         factor, tensor = int(np.reshape(value, [-1])[axis]) // self._length, f"{maker.name}:0"
         if value.ndim == 0:
             made = add_length(opened, batch, maker.name, self._view.dtype(tensor), tensor, factor)
         else:
-            made = add_shape(opened, batch, maker.name, value, axis, factor, tensor)
+            made = add_shape(opened, batch, maker.name, value, {axis: factor}, tensor)
         self._replace(opened, maker.name, made, axis)
 
     def _replace(self, opened: GraphDef, constant: str, made: str, axis: int = 0) -> None:
@@ -391,6 +322,6 @@ class BatchConstants:
             for slot, input_name in enumerate(node.input if node.name in self._forward else ()):
                 if input_name in (constant, f"{constant}:0") and (node.op, slot) != ("Reshape", 1):
                     if node.op == "StridedSlice" and slot == 0 and axis not in find_picked(self._view, node.name):
-                        self._changed.add(f"{node.name}@{slot}")
+                        self.changes.names.add(f"{node.name}@{slot}")
                         continue
                     node.input[slot] = made

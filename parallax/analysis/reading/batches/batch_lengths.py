@@ -5,6 +5,8 @@ The length is that of the first open axis of a tensor, or a scalar.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import tensorflow as tf
 
@@ -25,24 +27,24 @@ def add_constant(opened: GraphDef, name: str, value: Array, instead: str) -> str
     return made
 
 
-def add_shape(opened: GraphDef, batch: str, name: str, requested: Array, axis: int, factor: int, instead: str) -> str:
-    """A vector of lengths, of which one is a multiple of the batch's.
+def add_shape(
+    opened: GraphDef, batch: str, name: str, requested: Array, factors: Mapping[int, int], instead: str
+) -> str:
+    """A vector of lengths, of which some are multiples of the batch's.
 
     Args:
         opened: the graph, which is modified.
         batch: the batch tensor of open length.
         name: prefix of the ops, below `parallax_opened/`.
         requested: the vector for the fixed batch.
-        axis: the index of the entry.
-        factor: its ratio to the batch length.
+        factors: index of an entry -> its ratio to the batch length.
         instead: the tensor of the fixed graph that some ops read no longer.
     """
     with tf.Graph().as_default() as graph:
-        rows = _length(opened, batch, requested.dtype, factor)
-        tf.stack(
-            [rows if place == axis else tf.constant(n, requested.dtype) for place, n in enumerate(requested)],
-            name="value",
-        )
+        length = _length(opened, batch, requested.dtype, 1)
+        rows = {place: length if factor == 1 else length * factor for place, factor in factors.items()}
+        entries = [rows.get(place, tf.constant(n, requested.dtype)) for place, n in enumerate(requested)]
+        tf.stack(entries, name="value")
     return _move_in(opened, graph.as_graph_def(), batch, name, instead)
 
 
@@ -101,6 +103,7 @@ def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str, instead: s
     The result is marked as the substitute of a tensor, which a script may feed.
     """
     scope = f"{SUBSTITUTES}{name}"
+    _remove_previous(opened, scope)
     for node in made.node:
         if node.name == "batch":
             continue
@@ -112,3 +115,16 @@ def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str, instead: s
         if node.name == "value":
             mark_substitute(copy, instead)
     return f"{scope}/value"
+
+
+def _remove_previous(opened: GraphDef, scope: str) -> None:
+    """Removes the nodes that computed a result for fewer axes."""
+    places = {node.name: place for place, node in enumerate(opened.node) if node.name.startswith(f"{scope}/")}
+    waiting, removed = [f"{scope}/value"], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in places and name not in removed:
+            removed.add(name)
+            waiting += [node_of(tensor_name(tensor)) for tensor in opened.node[places[name]].input]
+    for place in sorted((places[name] for name in removed), reverse=True):
+        del opened.node[place]

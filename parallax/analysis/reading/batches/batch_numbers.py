@@ -68,9 +68,14 @@ class IntegerClassifier:
 
     def find_axis(self, lengths: Array) -> int | None:
         """The one entry of a shape that is the batch's, where all others are known not to be."""
+        axes = self.find_axes(lengths)
+        return axes[0] if len(axes) == 1 else None
+
+    def find_axes(self, lengths: Array) -> list[int]:
+        """The entries of a shape that are the batch's, where all others are known not to be; else none."""
         axes = [axis for axis, n in enumerate(lengths) if self.find_factor(int(n))]
         others = [n for axis, n in enumerate(lengths) if axis not in axes and self.may_be_length(int(n))]
-        return axes[0] if len(axes) == 1 and not others else None
+        return [] if others else axes
 
     def may_be_of_batch(self, value: Array | None) -> bool:
         """Whether a constant may have an axis that is a multiple of the batch, or be or contain such a length."""

@@ -1,12 +1,13 @@
 """Finds how the entries of a constant for a fixed batch follow from the batch length, to compute them for another one.
 
-Equal rows (zeros, a fill), rows that count examples (`np.arange(128)`), each of these in turn (labels of real and fake
-examples), and diagonals (`np.eye(128)`, a mask of the other views of each example) have a value for every length.
+Equal entries (zeros, a fill, also of one over the length), rows that count examples (`np.arange(128)`), each of these
+in turn (labels of real and fake examples), and diagonals (`np.eye(128)`, a mask of the other views of each example)
+have a value for every length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,26 @@ from parallax.base.types import Array
 
 _LEAST = 3
 """Any two rows differ by a step, and any 2 x 2 matrix of two values may be of diagonals."""
+_SHORT = 2
+"""Decimals of a weight or a label; one over the batch length may be another number if it has no more of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Entries: `value + per_length / length`.
+
+    Attributes:
+        value: an array, or a scalar.
+        per_length: a scalar.
+    """
+
+    value: Array
+    per_length: float = 0.0
+
+    def build(self, length: tf.Tensor) -> tf.Tensor:
+        """The entries for a batch length, which is an int32 scalar."""
+        value = tf.constant(self.value)
+        return value + self.per_length / tf.cast(length, value.dtype) if self.per_length else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,35 +51,49 @@ class CountedRows:
         offset: of the rows' numbers, in batch lengths.
     """
 
-    first: Array
+    first: Entry
     factor: int
     step: int = 0
     offset: int = 0
 
     def build(self, length: tf.Tensor, axis: int) -> tf.Tensor:
-        """The tensor for a batch length, which is an int32 scalar."""
-        count = _multiply(length, self.factor)
-        dims = [count if place == axis else n for place, n in enumerate(self.first.shape)]
+        """The rows for a batch length, which is an int32 scalar."""
+        first, count = self.first.build(length), _multiply(length, self.factor)
         if not self.step:
-            return tf.broadcast_to(tf.constant(self.first), tf.stack(dims))
+            shape = self.first.value.shape
+            return tf.broadcast_to(first, tf.stack([count if place == axis else n for place, n in enumerate(shape)]))
         begin = _multiply(length, self.offset)
         numbers = _multiply(tf.range(begin, begin + count) if self.offset else tf.range(count), self.step)
-        along = [-1 if place == axis else 1 for place in range(len(dims))]
-        numbers = tf.cast(tf.reshape(numbers, along) if len(dims) > 1 else numbers, self.first.dtype)
-        return numbers + tf.constant(self.first) if self.first.any() or self.first.size > 1 else numbers
+        if first.shape.rank > 1:
+            numbers = tf.reshape(numbers, [-1 if place == axis else 1 for place in range(first.shape.rank)])
+        numbers = tf.cast(numbers, first.dtype)
+        return numbers + first if self.first.value.any() or self.first.value.size > 1 else numbers
 
 
 @dataclass(frozen=True, slots=True)
 class ConsecutiveRows:
-    """Parts along an axis, each of counted rows."""
+    """Parts along an axis, each of counted rows, repeated along other axes.
+
+    Attributes:
+        parts: with a length of 1 along the other axes.
+        axis: along which they lie.
+        repeats: other axis -> ratio of its length to the batch length.
+    """
 
     parts: tuple[CountedRows, ...]
     axis: int
+    repeats: Mapping[int, int]
 
     def build(self, length: tf.Tensor) -> tf.Tensor:
         """The tensor for a batch length, which is an int32 scalar."""
         parts = [part.build(length, self.axis) for part in self.parts]
-        return tf.concat(parts, self.axis) if len(parts) > 1 else parts[0]
+        rows = tf.concat(parts, self.axis) if len(parts) > 1 else parts[0]
+        if not self.repeats:
+            return rows
+        factors = {**self.repeats, self.axis: sum(part.factor for part in self.parts)}
+        row = self.parts[0].first.value.shape
+        dims = [_multiply(length, factors[place]) if place in factors else n for place, n in enumerate(row)]
+        return tf.broadcast_to(rows, tf.stack(dims))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +107,8 @@ class Diagonals:
         offsets: column minus row of each diagonal, in batch lengths.
     """
 
-    value: Array
-    others: Array
+    value: Entry
+    others: Entry
     factors: tuple[int, int]
     offsets: tuple[int, ...]
 
@@ -82,68 +117,61 @@ class Diagonals:
         rows, columns = (tf.range(_multiply(length, factor)) for factor in self.factors)
         distances = columns[None] - rows[:, None]
         is_on = tf.reduce_any([tf.equal(distances, length * offset) for offset in self.offsets], 0)
-        return tf.where(is_on, tf.constant(self.value), tf.constant(self.others))
+        return tf.where(is_on, self.value.build(length), self.others.build(length))
 
 
 Pattern = ConsecutiveRows | Diagonals
 
 
-def find_pattern(value: Array, axis: int, length: int) -> Pattern | None:
-    """The pattern of a constant along an axis whose length is a multiple of the batch length; None if it has none."""
-    if value.shape[axis] % length:
+def find_pattern(value: Array, axes: Sequence[int], length: int) -> Pattern | None:
+    """The pattern of a constant along axes whose lengths are multiples of the batch length; None if it has none."""
+    if any(value.shape[axis] % length for axis in axes):
         return None
-    if _has_equal_rows(value, axis):
-        rows = CountedRows(np.take(value, [0], axis), value.shape[axis] // length)
-        return ConsecutiveRows((rows,), axis)
-    if length < _LEAST:
-        return None
-    parts = [_find_rows(part, axis, length) for part in np.split(value, value.shape[axis] // length, axis)]
+    varying = [axis for axis in axes if not np.all(value == np.take(value, [0], axis))]
+    if len(varying) > 1:
+        return _find_diagonals(value, length)
+    axis = varying[0] if varying else axes[0]
+    repeats = {other: value.shape[other] // length for other in axes if other != axis}
+    row = value
+    for other in repeats:
+        row = np.take(row, [0], other)
+    factor = value.shape[axis] // length
+    parts = [_find_rows(part, axis, length) for part in np.split(row, factor, axis)] if varying else []
+    if not varying:
+        parts = [_make_rows(np.take(row, [0], axis), factor, length)]
     counted = tuple(part for part in parts if part is not None)
-    return ConsecutiveRows(counted, axis) if len(counted) == len(parts) else find_diagonals(value, length)
+    found = ConsecutiveRows(counted, axis, repeats) if len(counted) == len(parts) else None
+    return found or _find_diagonals(value, length)
 
 
-def find_diagonals(value: Array, length: int) -> Diagonals | None:
+def find_constant_axes(value: Array, length: int, numbers: IntegerClassifier) -> list[int]:
+    """The axes of a constant that must be the batch's: one, or all of equal entries or of a matrix of diagonals."""
+    axis = numbers.find_axis(np.asarray(value.shape))
+    axes = [axis] if axis is not None else numbers.find_axes(np.asarray(value.shape))
+    return axes if len(axes) == 1 or (axes and find_pattern(value, axes, length) is not None) else []
+
+
+def _find_diagonals(value: Array, length: int) -> Diagonals | None:
     """The diagonals of a matrix, both of whose lengths are multiples of the batch length; None if it has none."""
     if value.ndim != 2 or length < _LEAST or any(n % length for n in value.shape):
         return None
-    others = value[0, 1]
-    rows, columns = np.nonzero(value != others)
+    rows, columns = np.nonzero(value != value[0, 1])
     on_diagonals = value[rows, columns]
     if not rows.size or np.any((columns - rows) % length) or np.any(on_diagonals != on_diagonals[0]):
         return None
     offsets = tuple(int(offset) // length for offset in np.unique(columns - rows))
     factors = value.shape[0] // length, value.shape[1] // length
-    is_full = _count_entries(offsets, value.shape, length) == rows.size
-    return Diagonals(on_diagonals[0], others, factors, offsets) if is_full else None
-
-
-def find_constant_axis(value: Array, length: int, numbers: IntegerClassifier) -> int | None:
-    """The axis of a constant that must be the batch's; the first one of a matrix of diagonals, where both axes are."""
-    is_certain = value.ndim == 2 and all(numbers.find_factor(n) for n in value.shape)
-    if is_certain and find_diagonals(value, length) is not None:
-        return 0
-    return numbers.find_axis(np.asarray(value.shape))
-
-
-def _multiply(tensor: tf.Tensor, factor: int) -> tf.Tensor:
-    return tensor if factor == 1 else tensor * factor
-
-
-def _has_equal_rows(value: Array, axis: int) -> bool:
-    return bool(np.all(value == np.take(value, [0], axis)))
-
-
-def _count_entries(offsets: Sequence[int], shape: Sequence[int], length: int) -> int:
-    """Number of entries of a matrix's diagonals."""
-    return sum(int(np.eye(shape[0], shape[1], offset * length).sum()) for offset in offsets)
+    count = sum(int(np.eye(value.shape[0], value.shape[1], offset * length).sum()) for offset in offsets)
+    on, off = (_find_entry(np.asarray(one), length) for one in (on_diagonals[0], value[0, 1]))
+    return Diagonals(on, off, factors, offsets) if on is not None and off is not None and count == rows.size else None
 
 
 def _find_rows(value: Array, axis: int, length: int) -> CountedRows | None:
     """The rows of a constant with as many rows as the batch has examples."""
     first = np.take(value, [0], axis)
-    if _has_equal_rows(value, axis):
-        return CountedRows(first, 1)
-    if value.dtype.kind not in "if":
+    if np.all(value == first):
+        return _make_rows(first, 1, length)
+    if value.dtype.kind not in "if" or length < _LEAST:
         return None
     steps = np.diff(value, axis=axis)
     step = int(steps.flat[0])
@@ -152,4 +180,31 @@ def _find_rows(value: Array, axis: int, length: int) -> CountedRows | None:
     offset = int(first.flat[0]) // (step * length)
     first = first - np.asarray(offset * step * length, value.dtype)
     is_short = bool(np.all((first >= 0) & (first < max(step, 2))))  # others may be computed from the batch length
-    return CountedRows(first, 1, step, offset) if is_short else None
+    return CountedRows(Entry(first), 1, step, offset) if is_short else None
+
+
+def _make_rows(row: Array, factor: int, length: int) -> CountedRows | None:
+    """Equal rows."""
+    entry = _find_entry(row, length)
+    return None if entry is None else CountedRows(entry, factor)
+
+
+def _find_entry(value: Array, length: int) -> Entry | None:
+    """Equal entries, also where they were computed from the batch length; None where they may have been.
+
+    Entries that differ are no computation from the length.
+    """
+    number = float(value.flat[0]) if value.dtype.kind == "f" and value.size and np.all(value == value.flat[0]) else 0.0
+    if number in (0.0, 1.0, -1.0) or not np.isfinite(number):
+        return Entry(value)
+    for base in (0.0, 1.0):
+        if np.isclose(abs(number - base) * length, 1.0, rtol=1e-6):
+            is_certain = not np.isclose(number, np.round(number, _SHORT), rtol=1e-6)
+            return Entry(np.full_like(value, base), np.sign(number - base)) if is_certain else None
+    derived = np.asarray([length, length - 1, length + 1], float)
+    may_be_derived = np.isclose(abs(number), (*derived, *(1 / derived)), rtol=1e-6).any()
+    return None if may_be_derived else Entry(value)
+
+
+def _multiply(tensor: tf.Tensor, factor: int) -> tf.Tensor:
+    return tensor if factor == 1 else tensor * factor

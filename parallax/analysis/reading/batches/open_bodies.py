@@ -107,8 +107,8 @@ class OpenBodies:
         self.are_classified &= turned.is_classified and decided.is_classified
         for slot, (shape, now) in enumerate(zip(opened_shapes, turned.results, strict=True)):
             opened_shapes[slot] = self._join_shapes(shape, [now])
-            for axis in _opened_axes(argument_shapes[slot], opened_shapes[slot]):
-                constants.open_input(opened, node, slot, axis)
+            if axes := list(_opened_axes(argument_shapes[slot], opened_shapes[slot])):
+                constants.resizer.resize_input(opened, node, slot, axes)
                 self.are_classified = False  # decided in the next pass, if it is open then
         is_changed = False
         for tensor in inferred.inputs(node.name):  # it stores the tensors that the old gradients read in each iteration
@@ -197,7 +197,10 @@ class OpenBodies:
             is_settled = not constants.change(seen, body) and not inner.change(seen, body, nodes, constants)
             seen, passes = seen if is_settled else infer_shapes(body), passes + 1
         is_classified = (
-            is_settled and constants.are_classified and inner.are_classified and not constants.find_unclassified(seen)
+            is_settled
+            and constants.changes.are_classified
+            and inner.are_classified
+            and not constants.find_unclassified(seen)
         )
         _write_back(function, before, body)
         for node in function.node_def:

@@ -126,7 +126,7 @@ def open_fixed_batch(
                 continue
             if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
                 left = constants.find_unclassified(seen) or unknown
-                is_classified = constants.are_classified and bodies.are_classified and not left
+                is_classified = constants.changes.are_classified and bodies.are_classified and not left
                 is_classified = is_classified and not UnclassifiedConstants(
                     view, forward, numbers, set()
                 ).are_of_gradients(delivered)
@@ -138,8 +138,8 @@ def open_fixed_batch(
                 if is_classified and not contexts.are_none:
                     is_classified = is_complete(graph, GraphView(opened).ancestors(losses) - autodiff)
                 gradients = _derive_gradients(view, graph, opened, outside, records, names) if is_classified else None
-                if constants.without_batch and gradients is None:
-                    return f"{fixed}, since {_UNREAD.format(constants.without_batch)}"
+                if constants.changes.without_batch and gradients is None:
+                    return f"{fixed}, since {_UNREAD.format(constants.changes.without_batch)}"
                 return gradients or f"{fixed}, since {_UNKNOWN_OF.format(left) if left else _UNKNOWN}"
         return f"{fixed} in {_MOST_PASSES} passes"
     except _NOT_DERIVED as error:

@@ -81,11 +81,16 @@ def find_open_lengths(view: GraphView, inferred: GraphView, forward: Set[str]) -
 
 def find_open_axis(view: GraphView, inferred: GraphView, tensor: str) -> int | None:
     """The first open axis of a tensor; None where it has none, or another rank in the graph for the fixed batch."""
+    return next(iter(_find_open_axes(view, inferred, tensor)), None)
+
+
+def _find_open_axes(view: GraphView, inferred: GraphView, tensor: str) -> list[int]:
+    """The open axes of a tensor; none where it has another rank in the graph for the fixed batch."""
     before = view.shape(tensor) if node_of(tensor) in view.nodes else inferred.shape(tensor)
     now = inferred.shape(tensor)
     if now is None or before is None or len(now) != len(before):
-        return None
-    return next((axis for axis, n in enumerate(now) if n is None), None)
+        return []
+    return [axis for axis, n in enumerate(now) if n is None]
 
 
 def fixed_shape(view: GraphView, tensor: str) -> Dims | None:
@@ -179,10 +184,10 @@ def is_open_length(view: GraphView, inferred: GraphView, tensor: str) -> bool:
     return node not in view.nodes or is_shape
 
 
-def iterate_inputs(view: GraphView, inferred: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, int | None]]:
-    """For each input of a node: its number, its shape for the fixed batch, and its open axis."""
+def iterate_inputs(view: GraphView, inferred: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, list[int]]]:
+    """For each input of a node: its number, its shape for the fixed batch, and its open axes."""
     now = inferred.inputs(node.name)
     for slot, tensor in enumerate(view.inputs(node.name)):
         fixed = fixed_shape(view, tensor)
         if fixed is not None:
-            yield slot, fixed, find_open_axis(view, inferred, now[slot])
+            yield slot, fixed, _find_open_axes(view, inferred, now[slot])

@@ -121,7 +121,7 @@ class UpdateLengths:
             return ""
         if now.what == "size":
             return add_length(opened, batch, constant, self._view.dtype(tensor), tensor, entry // length)
-        return add_shape(opened, batch, constant, value, axis, entry // length, tensor)
+        return add_shape(opened, batch, constant, value, {axis: entry // length}, tensor)
 
     def _is_in_loop(self, node: str) -> bool:
         return any(branch.is_loop for branch in self._branches[node])

@@ -1,0 +1,139 @@
+"""Resizes the constants of a graph for a fixed batch, and the ops that create tensors of a given shape, along axes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from parallax.analysis.reading.batches.batch_lengths import add_rows, add_shape
+from parallax.analysis.reading.batches.constant_patterns import find_pattern
+from parallax.analysis.reading.batches.open_lengths import (
+    JOINS,
+    SHAPE_SLOT,
+    broadcast_dims,
+    find_vector,
+    fixed_shape,
+    iterate_inputs,
+)
+from parallax.analysis.reading.batches.unclassified_constants import find_shape_slots
+from parallax.base.types import GraphDef, NodeDef
+from parallax.graph.control_flow import branches_of
+from parallax.graph.view import GraphView, node_of
+
+_CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
+
+
+@dataclass(slots=True)
+class Changes:
+    """What was changed in one graph, and what could not be.
+
+    Attributes:
+        view: the graph for the fixed batch.
+        find_source: node -> the tensor of which an axis is the batch, or which is its length; empty where the body of
+            a function has none, or not all runs with the node read the same input.
+        names: nodes, or `node@slot` for one of their inputs.
+        are_classified: whether all constants combined with the batch could be classified.
+        without_batch: the first node with such a constant for which there is no batch.
+    """
+
+    view: GraphView
+    find_source: Callable[[str], str]
+    names: set[str] = field(default_factory=set)
+    are_classified: bool = True
+    without_batch: str = ""
+
+    def is_outside(self, node: str) -> bool:
+        """Whether a node is in no loop or branch, where the batch length would not be available."""
+        is_within = bool(branches_of(self.view).get(node))
+        self.are_classified &= not is_within
+        return not is_within
+
+    def find_batch(self, node: str, at: str = "") -> str:
+        """The tensor from which a node may take the batch length, `at` a node outside loops; empty if none."""
+        if not self.is_outside(at or node):
+            return ""
+        batch = self.find_source(node)
+        if not batch:
+            self.are_classified, self.without_batch = False, self.without_batch or node
+        return batch
+
+
+class TensorResizer:
+    """Resizes the tensors of one graph.
+
+    Args:
+        view: the graph for the fixed batch.
+        forward: the nodes outside autodiff and outside initial values.
+        length: of the batch.
+        measured: constants that are computed again from other tensors.
+        changes: to which this adds.
+    """
+
+    def __init__(self, view: GraphView, forward: Set[str], length: int, measured: Set[str], changes: Changes) -> None:
+        self._view, self._forward, self._length = view, forward, length
+        self._measured, self._changes = measured, changes
+        self._axes: defaultdict[str, set[int]] = defaultdict(set)
+
+    def resize_inputs(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
+        """Resizes a node's inputs that are combined with the batch along axes, and have the fixed length there."""
+        for slot, axes in self._find_conflicts(inferred, node).items():
+            self.resize_input(opened, node, slot, axes)
+
+    def _find_conflicts(self, inferred: GraphView, node: NodeDef) -> Mapping[int, Sequence[int]]:
+        """By input, the axes of the fixed length along which it is combined with the batch."""
+        taken = list(iterate_inputs(self._view, inferred, node))
+        made = fixed_shape(self._view, f"{node.name}:0")
+        begun = [(fixed, axes) for _, fixed, axes in taken if axes]
+        if not begun or made is None or node.op in _CONTRACTS:
+            return {}
+        fixed, axes = max(begun, key=lambda one: (len(one[0]), len(one[1])))
+        is_broadcast = node.op in JOINS or broadcast_dims([one for _, one, _ in taken]) == made
+        is_shape, found = find_shape_slots(node.op), defaultdict[int, list[int]](list)
+        for slot, other, open_axes in taken:
+            for axis in axes if is_shape[slot : slot + 1] != (True,) else ():
+                place = len(other) - len(fixed) + axis if is_broadcast else axis
+                if place not in open_axes and 0 <= place < len(other) and other[place] == fixed[axis] != 1:
+                    found[slot].append(place)
+        return found
+
+    def resize_input(self, opened: GraphDef, node: NodeDef, slot: int, axes: Sequence[int]) -> None:
+        """Resizes a node's constant input to the batch's length along axes."""
+        tensor, by_name = self._view.inputs(node.name)[slot], {one.name: one for one in opened.node}
+        maker = node_of(tensor)
+        while self._view.op(maker) in ("Identity", "Cast") and maker in self._forward:
+            maker = node_of(self._view.inputs(maker)[0])
+        shape_slot, key = SHAPE_SLOT.get(self._view.op(maker)), f"{node.name}@{slot}"
+        if self._view.op(maker) == "Const" and maker not in self._measured:
+            value, all_axes = self._view.constant(tensor), self._axes[key] | set(axes)
+            pattern = find_pattern(value, sorted(all_axes), self._length) if value is not None else None
+            self._changes.are_classified &= pattern is not None
+            is_done = key in self._changes.names and all_axes == self._axes[key]
+            if pattern is not None and not is_done and (batch := self._changes.find_batch(node.name)):
+                self._changes.names.add(key)
+                self._axes[key] = all_axes
+                node.input[slot] = add_rows(opened, batch, f"{node.name}/{slot}", pattern, tensor)
+        elif shape_slot is not None:
+            self.resize_maker(opened, by_name[maker], shape_slot, axes)
+
+    def resize_maker(self, opened: GraphDef, maker: NodeDef, slot: int, axes: Sequence[int]) -> None:
+        """Makes the producer of a tensor of a given shape use the batch's length along axes."""
+        if maker.name in self._changes.names and set(axes) <= self._axes[maker.name]:
+            return
+        tensor = self._view.inputs(maker.name)[slot]
+        shape = find_vector(self._view, tensor)
+        all_axes = [
+            axis
+            for axis in sorted(self._axes[maker.name] | set(axes))
+            if shape is not None and not (maker.op == "Tile" and shape[axis] == 1)
+        ]
+        if shape is None or not all_axes:
+            return  # its constant inputs are opened or left separately
+        if any(shape[axis] <= 0 or shape[axis] % self._length for axis in all_axes):
+            self._changes.are_classified = False
+            return
+        if batch := self._changes.find_batch(maker.name):
+            self._changes.names.add(maker.name)
+            self._axes[maker.name] = set(all_axes)
+            factors = {axis: int(shape[axis]) // self._length for axis in all_axes}
+            maker.input[slot] = add_shape(opened, batch, maker.name, shape, factors, tensor)
