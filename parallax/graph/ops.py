@@ -7,7 +7,7 @@ value, the one with the row indices, and the scalars that must be the same on al
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,10 +16,12 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.base.types import NodeDef, OpDef
 from parallax.graph.row_updates import FIRST_STATE, UPDATES_OF_ROWS
-from parallax.graph.view import node_of, tensor_name
+from parallax.graph.view import GraphView, node_of, tensor_name
 
 _APPLY = re.compile(r"^(Resource)?(Sparse)?Apply\w+$")
 _SCATTER = re.compile(r"^(Resource)?Scatter(Add|Sub|Mul|Div|Min|Max|Update)$")
+_OF_DEVICES = frozenset(["StatelessRandomGetAlg", "StatelessRandomGetKeyCounterAlg"])
+"""Ops that choose an algorithm for the device, which is the same on all workers."""
 _STATELESS_DRAW = re.compile(
     r"^(Stateless(Random(?!Get)\w+|(Parameterized)?TruncatedNormal(V2)?|Multinomial|Shuffle|SampleDistortedBoundingBox)"
     r"|RandomIndexShuffle)$"
@@ -139,6 +141,18 @@ def seed_slots(op: str) -> tuple[int, ...]:
     if definition is None or not _STATELESS_DRAW.match(op):
         return ()
     return tuple(i for i, one in enumerate(definition.input_arg) if one.name in ("seed", "key", "counter"))
+
+
+def is_stateful(op: str) -> bool:
+    """Whether TensorFlow declares that an op may return other values from the same inputs."""
+    definition = op_definition(op)
+    return definition is not None and bool(definition.is_stateful)
+
+
+def is_constant(view: GraphView, tensors: Iterable[str]) -> bool:
+    """Whether tensors depend on nothing that changes from run to run, or differs between workers."""
+    ops = {view.op(node) for node in view.ancestors(map(node_of, tensors))} - _OF_DEVICES
+    return not any(op.startswith("Placeholder") or is_stateful(op) for op in ops)
 
 
 @cache

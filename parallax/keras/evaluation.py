@@ -44,7 +44,7 @@ class LastFit:
 
     Attributes:
         call: the call without its data.
-        loss: the object that `compile` had made of the loss then.
+        compilation: the object that `compile` had made of its arguments then.
         workers: the number of workers.
         examples_per_s: examples per second in training, over all workers.
         num_bytes: of the variables.
@@ -52,7 +52,7 @@ class LastFit:
     """
 
     call: FitCall
-    loss: object
+    compilation: object
     workers: int
     examples_per_s: float
     num_bytes: int
@@ -74,12 +74,12 @@ class LastFit:
         """
         variables = {one.name: one.variable for one in call.graph.list_variables()}
         num_bytes, is_large = sum(map(bytes_of, variables.values())), bool(find_large_variables(variables, tables))
-        loss = keras3.compiled_loss(call.model)
-        return LastFit(_without_data(call), loss, workers, examples_per_s, num_bytes, is_large)
+        compilation = keras3.compilation_of(call.model)
+        return LastFit(_without_data(call), compilation, workers, examples_per_s, num_bytes, is_large)
 
     def is_of(self, model: KerasModel) -> bool:
         """Whether it belongs to a model that was not compiled again."""
-        return self.call.model is model and self.loss is keras3.compiled_loss(model)
+        return self.call.model is model and self.compilation is keras3.compilation_of(model)
 
     def is_for_workers(self, which: str, arguments: Mapping[str, Argument], has_left_gpus: bool) -> bool:
         """Whether workers evaluate or predict.

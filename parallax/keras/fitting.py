@@ -29,7 +29,7 @@ from parallax.keras.arrays import index_input, index_validation
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.datasets import find_unsplit_parts, split_dataset
 from parallax.keras.epochs import PeekedDataset, PeekedDatasets
-from parallax.keras.inputs import batch_length, open_spec
+from parallax.keras.inputs import batch_length, is_compatible, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.model_steps import NOT_KNOWN, ModelStep, step_graph, traced_evaluation, traced_training
 from parallax.keras.progress import FitProgress
@@ -98,7 +98,7 @@ def read_fit(
         parts: the number of parts into which a batch is split.
         merge_rows: whether optimizers see equal rows of a sparse gradient summed.
         has_checkpoints: whether workers write checkpoints, named by the number of steps.
-        before: the model's preceding call, whose other steps the graph has too.
+        before: the model's preceding call, if it was not compiled since. As in Keras, its steps are not traced again.
 
     Raises:
         ConfigError: they do, and this Keras cannot resume within an epoch.
@@ -152,14 +152,22 @@ def read_steps(
     Raises:
         GraphError: a step cannot be in a graph.
     """
-    traced = {"train": traced_training(model, batches["train"].spec, merge_rows)}
-    if "test" in batches:
+    steps = {} if before is None else before.traced
+    traced = {name: steps[name] for name, one in batches.items() if _is_traced_for(steps.get(name), one)}
+    if "train" not in traced:
+        traced = {"train": traced_training(model, batches["train"].spec, merge_rows)}
+    if "test" in batches and "test" not in traced:
         traced["test"] = traced_evaluation(model, batches["test"].spec, traced["train"].replicated)
     traced = {name: replace(one, whole=batches[name].whole) for name, one in traced.items()}
-    if before is not None:
-        traced = {**traced, **{name: one for name, one in before.traced.items() if name not in traced}}
+    if before is not None and not is_counted:  # a graph with checkpoints has the steps of its own call alone
+        traced = {**traced, **{name: one for name, one in steps.items() if name not in traced}}
         full = {**before.full, **full}
     return make_call(model, arguments, traced, examples, full, is_counted)
+
+
+def _is_traced_for(step: ModelStep | None, batches: BatchKind) -> bool:
+    """Whether a step was traced for batches of a kind."""
+    return step is not None and is_compatible(batches.spec, step.spec)
 
 
 def make_call(

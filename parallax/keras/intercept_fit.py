@@ -228,7 +228,7 @@ def _look(which: str, original: Callable[..., Nest], model: KerasModel, *args: A
 def _read(model: KerasModel, arguments: dict[str, Argument]) -> FitCall:
     parts = calls.count_batch_parts(_use.config, _use.resource_info)
     last, has_checkpoints = _use.last_fit, _use.config.ckpt_config.keeps_state
-    before = last.call if last is not None and last.is_of(model) and not has_checkpoints else None
+    before = last.call if last is not None and last.is_of(model) else None
     with statistics_of(_use.config.batch_norm):
         return read_fit(model, arguments, parts, _use.merge_rows, has_checkpoints, before)
 

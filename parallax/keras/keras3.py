@@ -82,9 +82,9 @@ def check_compiled(model: KerasModel, call: str) -> None:
     model._assert_compile_called(call)
 
 
-def compiled_loss(model: KerasModel) -> object:
-    """The object that `compile` has made of a model's loss: a new one each time."""
-    return getattr(model, "_compile_loss", None)
+def compilation_of(model: KerasModel) -> object:
+    """The object that `compile` has made of its arguments: a new one each time."""
+    return getattr(model, "_compile_config", None)
 
 
 def optimizer_variables(model: KerasModel) -> list[KerasVariable]:
@@ -97,9 +97,13 @@ def optimizer_variables(model: KerasModel) -> list[KerasVariable]:
 
 
 def build_optimizer(model: KerasModel) -> None:
-    """Builds the optimizer of a built model before Keras's own step is traced, so that one trace is enough."""
+    """Builds the optimizer of a built model before Keras's own step is traced, so that one trace is enough.
+
+    A model may be marked as built before its layers have variables; the trace then creates these, and the optimizer.
+    """
     optimizer, has_own_step = getattr(model, "optimizer", None), type(model).train_step is not TRAINER.train_step
-    if model.built and optimizer is not None and not optimizer.built and not has_own_step:
+    is_built = all(layer.built for layer in model._flatten_layers())
+    if is_built and optimizer is not None and not optimizer.built and not has_own_step:
         optimizer.build(model.trainable_variables)
 
 

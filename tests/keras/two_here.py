@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+from weakref import WeakKeyDictionary
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -22,6 +24,7 @@ from parallax.analysis.reading.capture import initialization_phases
 from parallax.functions.batches.micro_batches import StepCut
 from parallax.functions.batches.split_batch import BatchPart, ReplicatedPart, check_lengths, take_part
 from parallax.functions.tracing.results import default_rule
+from parallax.keras import keras3
 from parallax.keras.fitting import read_fit, restore_state, run_fit
 from parallax.plans.plan import Layout, one_host
 from parallax.runtime.worker.session.accumulation import MicroBatchRun
@@ -32,6 +35,8 @@ from tests.keras.here import Alone, StepsHere, outcome
 
 v1 = tf.compat.v1
 SIZE, SEED = 2, 7
+LAST = WeakKeyDictionary()
+"""Model -> (its last call, what `compile` had made then), as in a script."""
 
 
 def plain_fit_of(model):
@@ -43,7 +48,9 @@ def read(model, *args, merge_rows=False, size=SIZE, **kwargs):
     """A call of `fit`, read for so many workers."""
     bound = inspect.signature(plain_fit_of(model)).bind(model, *args, **kwargs)
     arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
-    return read_fit(model, arguments, size, merge_rows)
+    before, compilation = LAST.get(model, (None, None))
+    is_compiled_alike = before is not None and compilation is keras3.compilation_of(model)
+    return read_fit(model, arguments, size, merge_rows, before=before if is_compiled_alike else None)
 
 
 def plan_of_fit(model, *args, layouts=None, run_option=None, servers=1, synchronous=True, gather_limit=None, **kwargs):
@@ -69,6 +76,8 @@ def fit_by(size, model, *args, layouts=None, run_option=None, servers=0, setting
     original = functools.partial(plain_fit_of(model), model)
     history, values = run_fit(fit, original, _All(fit.graph, session, 1, 0))
     restore_state(fit, values)
+    if isinstance(model, keras.Model):
+        LAST[model] = fit, keras3.compilation_of(model)
     return history
 
 

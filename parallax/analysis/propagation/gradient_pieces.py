@@ -19,9 +19,9 @@ from parallax.analysis.propagation.distinct_ids import DistinctIds, root
 from parallax.analysis.propagation.states import SAME, Indices, State, TouchedIndices, TouchedRows, Values
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk
 from parallax.analysis.reading.gradients import autodiff_ops
-from parallax.analysis.reading.lowering.function_bodies import is_stateful
 from parallax.base.errors import GraphError
 from parallax.graph.batches import batch_by_node
+from parallax.graph.ops import is_constant
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, node_of, split_tensor
 from parallax.plans.gradient_rows import AccumulateGradient, Dealt, GradientPiece, SharedRows
@@ -200,7 +200,7 @@ def list_accumulated_gradients(walk: Walk) -> tuple[AccumulateGradient, ...]:
         if source.indices is not None:
             index_edges = find_outside_edges(walk, source, source.indices)
         pieces = walk.assumptions.kinds.get(source.values, ())
-        constant = tuple(piece.kind == "shared" and _is_constant(walk.view, piece.ids) for piece in pieces)
+        constant = tuple(piece.kind == "shared" and is_constant(walk.view, [piece.ids]) for piece in pieces)
         indices = source.indices or ""
         batch = batches.get(node_of(source.values), "") if layouts is not None else ""
         is_counted = layouts is not None and layouts.leaves_counted(source.values)
@@ -225,12 +225,6 @@ def _check_order(view: GraphView, keeps: tuple[AccumulateGradient, ...]) -> None
                 f"{keep.values!r} is computed after {node!r}, which uses the gradient {takers[node]!r}. Train them "
                 "with separate train_ops, or leave accumulate_steps at 1."
             )
-
-
-def _is_constant(view: GraphView, tensor: str) -> bool:
-    """Whether a tensor depends on nothing that changes from run to run."""
-    nodes = view.ancestors([node_of(tensor)])
-    return not any(view.op(node).startswith("Placeholder") or is_stateful(view.op(node)) for node in nodes)
 
 
 def find_outside_edges(walk: Walk, source: GradientSource, tensor: str) -> list[Edge]:

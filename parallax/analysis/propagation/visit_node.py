@@ -31,11 +31,10 @@ from parallax.analysis.propagation.states import (
 )
 from parallax.analysis.propagation.walk import Merge, NoRule, Walk, part_of, set_handle
 from parallax.analysis.reading.capture import CapturedGraph, variable_of_tensor
-from parallax.analysis.reading.lowering.function_bodies import is_stateful
 from parallax.base.errors import GraphError
 from parallax.graph.batches import batch_of, is_of_script, is_partial_sum
 from parallax.graph.control_flow import MERGES, Branches, branches_at, is_loop_merge
-from parallax.graph.ops import seed_slots, state_op
+from parallax.graph.ops import is_constant, is_stateful, seed_slots, state_op
 from parallax.graph.shard import SHARD_ID, mark_of
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import NEXT_ITERATIONS, VARIABLES, Edge, GraphView, node_of
@@ -93,8 +92,7 @@ def is_equal_draw(walk: Walk, node: str) -> bool:
     others = [walk.states.get(t) for slot, t in enumerate(view.inputs(node)) if slot not in slots]
     if any(state != SAME for state in others):
         return False
-    made_of = view.ancestors(node_of(view.inputs(node)[slot]) for slot in slots)
-    return not any(view.op(n) in (*VARIABLES, *_PLACEHOLDERS) or is_stateful(view.op(n)) for n in made_of)
+    return is_constant(view, [view.inputs(node)[slot] for slot in slots])
 
 
 def shared_variables(captured: CapturedGraph, sources: tuple[GradientSource, ...], updates: Set[str]) -> set[str]:

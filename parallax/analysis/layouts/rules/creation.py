@@ -7,14 +7,8 @@ from parallax.analysis.layouts.rules.plain import is_plain
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.analysis.layouts.rules.values import compute_value
 from parallax.graph.lengths import ONE, Length
-from parallax.graph.view import GraphView, node_of
+from parallax.graph.ops import is_constant, seed_slots
 from parallax.plans.layouts import OffsetRange, Sharded, ShardedAxis
-
-_OF_CONSTANTS = frozenset(
-    """
-    Const Identity Cast Pack StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomGetKeyCounterAlg
-    """.split()
-)
 
 
 def one_hot(step: StepWalk, node: str) -> list[Fact] | None:
@@ -52,12 +46,6 @@ def make_range(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(0, part))
 
 
-def _has_constant_seed(view: GraphView, node: str) -> bool:
-    """Whether a stateless random op draws the same numbers in every step."""
-    seeds = [node_of(tensor) for tensor in view.inputs(node)[1:]]
-    return {view.op(one) for one in view.ancestors(seeds)} <= _OF_CONSTANTS
-
-
 def draw(step: StepWalk, node: str) -> list[Fact] | None:
     """A random op: per example each worker draws its own numbers, and otherwise all draw equal ones.
 
@@ -65,7 +53,8 @@ def draw(step: StepWalk, node: str) -> list[Fact] | None:
     """
     facts = step.inputs(node)
     dims = facts[0].complete_values()
-    if step.view.op(node).startswith("Stateless") and _has_constant_seed(step.view, node):
+    slots = seed_slots(step.view.op(node))
+    if slots and is_constant(step.view, [step.view.inputs(node)[slot] for slot in slots]):
         step.replicate(node)
         step.equal_draws.append(node)
         return step.all_outputs(node, REPLICATED, dims)

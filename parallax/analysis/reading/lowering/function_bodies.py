@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parallax.base.types import FunctionDef, FunctionLibrary, NodeDef
-from parallax.graph.ops import op_definition, state_op, takes_functions
+from parallax.graph.ops import state_op, takes_functions
 from parallax.graph.view import GraphView
 
 
@@ -89,9 +89,3 @@ def _is_variable_op(node: NodeDef) -> bool:
 def functions_of(view: GraphView, differs: Callable[[str], bool]) -> Functions:
     """The functions of a graph."""
     return Functions(view.graph_def.library, differs)
-
-
-def is_stateful(op: str) -> bool:
-    """Whether TensorFlow declares that an op may return other values from the same inputs."""
-    definition = op_definition(op)
-    return definition is not None and bool(definition.is_stateful)
