@@ -123,3 +123,30 @@ def test_places_of_several_columns_may_be_computed_by_sums(number: Any) -> None:
         return v1.train.MomentumOptimizer(0.05, 0.9).minimize(tf.reduce_mean(tf.square(chosen - y[:, 0])))
 
     assert tried(build, FEEDS, dtype="float64").kind == "equal"
+
+
+def weigh_classes(n: int, h: Any, ids: Any) -> Any:
+    return h * np.linspace(0.5, 1.5, n)
+
+
+def mask_the_future(n: int, h: Any, ids: Any) -> Any:
+    steps = tf.stack([h * (1 + step / n) for step in range(n)], 1)
+    scores = tf.matmul(steps, steps, transpose_b=True) - 1e9 * (1 - np.tril(np.ones([n, n])))
+    return tf.reduce_sum(tf.nn.softmax(scores) @ steps, 1)
+
+
+def make_orthogonal(n: int, h: Any, ids: Any) -> Any:
+    w = weight(n, "w")
+    return h + 0.01 * tf.reduce_mean(tf.square(w @ tf.transpose(w) - np.eye(n)))
+
+
+@pytest.mark.parametrize("change", [weigh_classes, mask_the_future, make_orthogonal])
+def test_constants_that_lie_along_widths_of_the_batch_s_length_stay_as_they_are(change: Any) -> None:
+    def build(rows: int | None) -> Any:
+        x, y = v1.placeholder(F, [rows, 6], name="x"), v1.placeholder(F, [rows, 3], name="y")
+        ids = v1.placeholder(tf.int32, [rows], name="ids")
+        h = change(14, x @ v1.get_variable("v", [6, 14], F), ids)
+        return v1.train.MomentumOptimizer(0.05, 0.9).minimize(tf.reduce_mean(tf.square(h[:, :3] - y)))
+
+    outcome = tried(build, FEEDS, is_open=False, dtype="float64", rows=14)
+    assert (outcome.kind, outcome.notes, outcome.gathers) == ("equal", (), ()), outcome

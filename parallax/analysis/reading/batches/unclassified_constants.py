@@ -12,7 +12,8 @@ from parallax.analysis.reading.batches.batch_degrees import BatchDegrees
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.open_lengths import SHAPE_SLOT, find_open_axis
 from parallax.base.types import NodeDef
-from parallax.graph.view import GraphView, node_of
+from parallax.graph.ops import ELEMENTWISE
+from parallax.graph.view import VARIABLES, GraphView, node_of
 
 LENGTH_SLOT = {
     **dict.fromkeys((f"UnsortedSegment{how}" for how in ("Sum", "Max", "Min", "Prod")), 2),
@@ -88,6 +89,7 @@ class UnclassifiedConstants:
         self._view, self._forward, self._numbers, self._changed = view, forward, numbers, changed
         self._classified = classified
         self._reached: dict[GraphView, set[str]] = {}
+        self._computed: dict[GraphView, set[str]] = {}
 
     def are_of_gradients(self, gradients: Set[str]) -> bool:
         """Whether values computed from gradients depend on any with an axis of the fixed length."""
@@ -114,7 +116,8 @@ class UnclassifiedConstants:
             value = inferred.constant(tensor) if is_own else None
             is_number = value is not None and value.ndim == 0 and inferred.op(node) == "Cast"
             is_shape = find_shape_slots(inferred.op(node))[slot : slot + 1] == (True,)
-            if self._numbers.lists_length(value) if is_shape else self._numbers.may_be_of_batch(value):
+            is_array = not is_shape and not self._lies_along_widths(inferred, node, slot)
+            if self._numbers.may_be_of_batch(value) if is_array else self._numbers.lists_length(value):
                 return True
             if value is not None and value.ndim == 0 and value.dtype.kind == "f":
                 if value > 0 and self._is_length(degrees, inferred, node, slot, float(value)):
@@ -124,6 +127,28 @@ class UnclassifiedConstants:
             if is_number and self._numbers.is_multiple(float(value or 0)):
                 return True
         return False
+
+    def _lies_along_widths(self, inferred: GraphView, node: str, slot: int) -> bool:
+        """Whether an elementwise op combines an input, along axes of the fixed length, with axes that stay fixed.
+
+        The other input is computed from examples or variables: an axis of the batch would be open.
+        """
+        inputs = inferred.inputs(node)
+        dims = inferred.shape(inputs[slot]) if inferred.op(node) in ELEMENTWISE else None
+        return dims is not None and any(
+            self._has_widths(inferred, tensor, dims) for place, tensor in enumerate(inputs) if place != slot
+        )
+
+    def _has_widths(self, inferred: GraphView, tensor: str, dims: Sequence[int | None]) -> bool:
+        """Whether a computed tensor has fixed axes where an input that is broadcast with it has the fixed length."""
+        if inferred not in self._computed:
+            begin = {node for node in inferred.nodes if node not in self._view.nodes or inferred.op(node) in VARIABLES}
+            self._computed = {inferred: self._reach(inferred, begin)}
+        now = inferred.shape(tensor)
+        if now is None or len(now) < len(dims) or node_of(tensor) not in self._computed[inferred]:
+            return False
+        pairs = zip(dims, now[len(now) - len(dims) :], strict=True)
+        return all(n == other for n, other in pairs if n is None or self._numbers.may_be_length(n))
 
     def _is_classified_slice(self, inferred: GraphView, node: str) -> bool:
         """Whether a node slices along a batch axis whose fixed length determined the positions."""
