@@ -150,8 +150,8 @@ MUTANTS = (
     Mutant(
         "a sum is divided by the fixed batch length of a worker",
         "analysis/reading/batches/batch_constants.py",
-        "        if factor and (batch := self._find_batch(node.name)):",
-        "        if False and (batch := self._find_batch(node.name)):",
+        "        if factor and (batch := self.changes.find_batch(node.name)):",
+        "        if False and (batch := self.changes.find_batch(node.name)):",
         (*MIXED, "-k", "fixed_batch"),
     ),
     Mutant(

@@ -62,5 +62,6 @@ def test_checkpoints(results: Any, check: str) -> None:
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
+@pytest.mark.rotates(days=5, group="of one job")
 def test_every_check_is_listed(results: Any) -> None:
     assert sorted(results) == sorted(CHECKS)

@@ -22,6 +22,7 @@ from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCE
 from parallax.analysis.reading.batches.length_sources import LengthSources, add_measured_ancestors
 from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
+from parallax.analysis.reading.batches.other_lengths import find_mismatch
 from parallax.analysis.reading.batches.replaced_gradients import replace_gradients
 from parallax.analysis.reading.batches.unclassified_constants import UnclassifiedConstants
 from parallax.analysis.reading.batches.update_lengths import UpdateLengths
@@ -137,6 +138,9 @@ def open_fixed_batch(
                     graph = _import_graph(opened, outside, contexts)
                 if is_classified and not contexts.are_none:
                     is_classified = is_complete(graph, GraphView(opened).ancestors(losses) - autodiff)
+                if is_classified and contexts.are_none:
+                    if mismatch := find_mismatch(opened, names, outside | autodiff, length):
+                        return f"{fixed}, since at another size TensorFlow reports: {mismatch}"
                 gradients = _derive_gradients(view, graph, opened, outside, records, names) if is_classified else None
                 if constants.changes.without_batch and gradients is None:
                     return f"{fixed}, since {_UNREAD.format(constants.changes.without_batch)}"
