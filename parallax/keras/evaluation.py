@@ -132,7 +132,7 @@ def trace_call(model: KerasModel, which: str, arguments: dict[str, Argument], la
     """
     check_model(model)
     peeked = peek(arguments, "x")
-    spec, whole, begun = batches_of(keras3, arguments, peeked, arguments.get("batch_size"))
+    spec, declared, whole, begun = batches_of(keras3, arguments, peeked, arguments.get("batch_size"))
     known, first = last.call, () if begun is None else (begun,)
     taking = (
         name
@@ -146,7 +146,7 @@ def trace_call(model: KerasModel, which: str, arguments: dict[str, Argument], la
     full = {name: batch_length(arguments.get("x"), arguments.get("batch_size"))}
     replicated = [one for traced in known.traced.values() for one in traced.replicated]
     traced = traced_prediction(model, spec) if which == "predict" else traced_evaluation(model, spec, replicated)
-    steps = {**known.traced, name: replace(traced, whole=whole)}
+    steps = {**known.traced, name: replace(traced, whole=whole, declared=declared)}
     call = make_call(model, arguments, steps, known.examples, {**known.full, **full})
     return InferenceCall(replace(call, begun=first), which, name)
 

@@ -29,7 +29,7 @@ from parallax.keras.arrays import index_input, index_validation
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.datasets import find_unsplit_parts, split_dataset
 from parallax.keras.epochs import PeekedDataset, PeekedDatasets
-from parallax.keras.inputs import batch_length, is_compatible, open_spec
+from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.model_steps import NOT_KNOWN, ModelStep, step_graph, traced_evaluation, traced_training
 from parallax.keras.progress import FitProgress
@@ -153,21 +153,20 @@ def read_steps(
         GraphError: a step cannot be in a graph.
     """
     steps = {} if before is None else before.traced
-    traced = {name: steps[name] for name, one in batches.items() if _is_traced_for(steps.get(name), one)}
+    # Keras traces a step again for batches that are declared otherwise.
+    traced = {
+        name: steps[name] for name, one in batches.items() if name in steps and steps[name].declared == one.declared
+    }
     if "train" not in traced:
         traced = {"train": traced_training(model, batches["train"].spec, merge_rows)}
     if "test" in batches and "test" not in traced:
         traced["test"] = traced_evaluation(model, batches["test"].spec, traced["train"].replicated)
-    traced = {name: replace(one, whole=batches[name].whole) for name, one in traced.items()}
+    for name, one in batches.items():
+        traced[name] = replace(traced[name], whole=one.whole, declared=one.declared)
     if before is not None and not is_counted:  # a graph with checkpoints has the steps of its own call alone
         traced = {**traced, **{name: one for name, one in steps.items() if name not in traced}}
         full = {**before.full, **full}
     return make_call(model, arguments, traced, examples, full, is_counted)
-
-
-def _is_traced_for(step: ModelStep | None, batches: BatchKind) -> bool:
-    """Whether a step was traced for batches of a kind."""
-    return step is not None and is_compatible(batches.spec, step.spec)
 
 
 def make_call(
@@ -330,11 +329,13 @@ class BatchKind(NamedTuple):
 
     Attributes:
         spec: of a batch of any length.
+        declared: of a batch as the dataset declares it, also its length if it is known.
         whole: as in `ModelStep`.
         begun: a dataset whose first batch had to be read for that; else None.
     """
 
     spec: Nest
+    declared: Nest
     whole: frozenset[int]
     begun: PeekedDataset | None
 
@@ -350,7 +351,7 @@ def batches_of(
     if whole is None and isinstance(data, tf.data.Dataset):
         begun = library.begin(data, dataset)
         whole = None if begun is None or begun.first is None else find_unsplit_parts(dataset, [begun.first])
-    return BatchKind(spec, whole or frozenset(), begun)
+    return BatchKind(spec, dataset.element_spec, whole or frozenset(), begun)
 
 
 def peek(arguments: dict[str, Argument], name: str) -> list[Nest]:

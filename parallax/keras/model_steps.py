@@ -41,6 +41,7 @@ class ModelStep:
         captured: the tf.Variables that it reads, in the order of first use.
         whole: flat indices of the parts of a batch whose length differs from the batch's, and which are passed in full.
         outputs: for a prediction: the structure of the model's result; the logs are its flat form.
+        declared: the structure of its batches as the dataset of a call of `fit` declares it.
     """
 
     concrete: ConcreteFunction
@@ -50,6 +51,7 @@ class ModelStep:
     whole: frozenset[int] = frozenset()
     outputs: Nest = None
     replicated: tuple[Variable, ...] = ()
+    declared: Nest = None
 
 
 def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False) -> ModelStep:

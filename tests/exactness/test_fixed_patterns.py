@@ -125,6 +125,21 @@ def test_places_of_several_columns_may_be_computed_by_sums(number: Any) -> None:
     assert tried(build, FEEDS, dtype="float64").kind == "equal"
 
 
+def test_axes_that_open_one_after_the_other_are_resized_in_turn() -> None:
+    """A width is as long as the batch, so only tensors that are combined with it are resized, in several passes."""
+
+    def build(rows: int | None) -> Any:
+        x = v1.placeholder(F, [rows, 6], name="x")
+        one, other = tf.tanh(x @ v1.get_variable("w", [6, 14], F)), np.ones([rows, 14]) * 0.5
+        pairs = (tf.matmul(one, tf.tanh(one + other), transpose_b=True) + np.ones([rows, rows])) * np.full(
+            [rows, rows], 2
+        )
+        return v1.train.MomentumOptimizer(0.05, 0.9).minimize(tf.reduce_mean(tf.square(pairs)))
+
+    outcome = tried(build, {"x": FEEDS["x"]}, is_open=False, dtype="float64", rows=14)
+    assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
+
+
 def weigh_classes(n: int, h: Any, ids: Any) -> Any:
     return h * np.linspace(0.5, 1.5, n)
 

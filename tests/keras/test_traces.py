@@ -65,6 +65,20 @@ def test_a_second_fit_has_the_step_of_the_first_unless_it_was_compiled_again(kin
     assert difference(outcome(functools.partial(fit_by, 2), script), outcome(fit_plainly, script)) < 1e-5
 
 
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 12)])
+def test_a_step_is_traced_again_for_batches_of_another_declared_length(sizes: Any) -> None:
+    def script(fit: Any) -> Any:
+        model, logs = dense_model(Scaled), []
+        model.compile("sgd")
+        for batch_size in sizes:
+            batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size, drop_remainder=True)
+            logs.append(fit(model, batches, verbose=0).history)
+            change_a_number(model)
+        return model, logs
+
+    assert difference(outcome(functools.partial(fit_by, 2), script), outcome(fit_plainly, script)) < 1e-5
+
+
 class BuiltByName(keras.Model):
     """`build` marks the model as built; its layers have no variables yet."""
 

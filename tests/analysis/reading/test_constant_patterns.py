@@ -45,6 +45,8 @@ FOUND: dict[str, tuple[int | list[int], Make]] = {
     "one over the length": (0, lambda n: np.full([n, 1], 1 / n)),
     "a mean of rows": ([0, 1], lambda n: np.ones([n, n]) / n),
     "a centering matrix": ([0, 1], lambda n: np.eye(n) - 1 / n),
+    "a centering matrix with the other sign": (0, lambda n: 1 / n - np.eye(n)),
+    "two over the length": (0, lambda n: np.full([n], 2 / n, np.float32)),
 }
 UNKNOWN: dict[str, Make] = {
     "weights": lambda n: np.sin(np.arange(n)),
@@ -70,7 +72,7 @@ def test_entries_follow_from_the_batch_length(case: str, factor: int) -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         found = session.run(pattern.build(tf.constant(7 * factor)))
     assert found.dtype == expected.dtype
-    np.testing.assert_allclose(found, expected, rtol=1e-15)
+    np.testing.assert_allclose(found, expected, rtol=1e-6 if found.dtype == np.float32 else 1e-14)
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
@@ -86,4 +88,8 @@ def test_two_rows_are_no_pattern_unless_they_are_equal() -> None:
 
 def test_a_short_number_may_be_a_label_or_one_over_the_length() -> None:
     assert find_pattern(np.full([10, 1], 0.9), [0], 10) is None
-    assert find_pattern(np.full([10, 1], 0.8), [0], 10) is not None
+    assert find_pattern(np.full([1000, 1], 0.999), [0], 1000) is None
+    for number in (0.8, 0.5, -9.0, 1e9, -1e-7):
+        for length in (8, 10, 14, 64, 1000):
+            pattern = find_pattern(np.full([length, 1], number), [0], length)
+            assert pattern is not None and pattern.parts[0].first.per_length == 0

@@ -18,8 +18,11 @@ from parallax.base.types import Array
 
 _LEAST = 3
 """Any two rows differ by a step, and any 2 x 2 matrix of two values may be of diagonals."""
-_SHORT = 2
-"""Decimals of a weight or a label; one over the batch length may be another number if it has no more of them."""
+_SHORT = 3
+"""Decimals of a weight or a label. A number with no more of them need not be computed from the batch length."""
+
+_NONE = 1e-4
+"""A remainder of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +198,15 @@ def _find_entry(value: Array, length: int) -> Entry | None:
     Entries that differ are no computation from the length.
     """
     number = float(value.flat[0]) if value.dtype.kind == "f" and value.size and np.all(value == value.flat[0]) else 0.0
-    if number in (0.0, 1.0, -1.0) or not np.isfinite(number):
+    if not np.isfinite(number) or abs(number) in (0.0, 1.0):
         return Entry(value)
-    for base in (0.0, 1.0):
-        if np.isclose(abs(number - base) * length, 1.0, rtol=1e-6):
-            is_certain = not np.isclose(number, np.round(number, _SHORT), rtol=1e-6)
-            return Entry(np.full_like(value, base), np.sign(number - base)) if is_certain else None
-    derived = np.asarray([length, length - 1, length + 1], float)
-    may_be_derived = np.isclose(abs(number), (*derived, *(1 / derived)), rtol=1e-6).any()
+    base = np.round(number)
+    per_length, is_short = (number - base) * length, np.isclose(number, np.round(number, _SHORT), rtol=1e-6)
+    if abs(per_length) > _NONE and np.isclose(per_length, np.round(per_length), rtol=1e-5):
+        if not is_short:
+            return Entry(np.full_like(value, base), float(np.round(per_length)))
+        return None if abs(np.round(per_length)) == 1 else Entry(value)
+    may_be_derived = np.isclose(abs(number), (length, 1 / (length - 1), 1 / (length + 1)), rtol=1e-6).any()
     return None if may_be_derived else Entry(value)
 
 

@@ -32,7 +32,7 @@ class Changes:
         view: the graph for the fixed batch.
         find_source: node -> the tensor of which an axis is the batch, or which is its length; empty where the body of
             a function has none, or not all runs with the node read the same input.
-        names: nodes, or `node@slot` for one of their inputs.
+        names: nodes, or `node@slot` for one of their inputs; with ` along [axes]` where these have been resized.
         are_classified: whether all constants combined with the batch could be classified.
         without_batch: the first node with such a constant for which there is no batch.
     """
@@ -110,7 +110,7 @@ class TensorResizer:
             self._changes.are_classified &= pattern is not None
             is_done = key in self._changes.names and all_axes == self._axes[key]
             if pattern is not None and not is_done and (batch := self._changes.find_batch(node.name)):
-                self._changes.names.add(key)
+                self._changes.names |= {key, f"{key} along {sorted(all_axes)}"}
                 self._axes[key] = all_axes
                 node.input[slot] = add_rows(opened, batch, f"{node.name}/{slot}", pattern, tensor)
         elif shape_slot is not None:
@@ -133,7 +133,7 @@ class TensorResizer:
             self._changes.are_classified = False
             return
         if batch := self._changes.find_batch(maker.name):
-            self._changes.names.add(maker.name)
+            self._changes.names |= {maker.name, f"{maker.name} along {all_axes}"}
             self._axes[maker.name] = set(all_axes)
             factors = {axis: int(shape[axis]) // self._length for axis in all_axes}
             maker.input[slot] = add_shape(opened, batch, maker.name, shape, factors, tensor)
