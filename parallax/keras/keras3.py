@@ -27,7 +27,7 @@ from parallax.base.types import (
     Nest,
     TensorLike,
 )
-from parallax.functions.tracing.keras_steps import record_optimizers, slot_name
+from parallax.functions.tracing.keras_steps import build_in_trace, record_optimizers, slot_name
 from parallax.keras.epochs import NumberedEpochs, PeekedDataset, PeekedDatasets
 from parallax.keras.progress import FitProgress
 from parallax.keras.step_logs import LateLogs
@@ -104,7 +104,7 @@ def build_optimizer(model: KerasModel) -> None:
     optimizer, has_own_step = getattr(model, "optimizer", None), type(model).train_step is not TRAINER.train_step
     is_built = all(layer.built for layer in model._flatten_layers())
     if is_built and optimizer is not None and not optimizer.built and not has_own_step:
-        optimizer.build(model.trainable_variables)
+        build_in_trace(optimizer, model.trainable_variables)
 
 
 def slot_path(model: KerasModel, variable: KerasVariable) -> str:

@@ -116,6 +116,39 @@ def test_layers_get_their_variables_in_the_trace(kind: Any) -> None:
     assert difference(outcome(functools.partial(fit_by, 2), script), outcome(fit_plainly, script)) < 1e-5
 
 
+class Lookahead(keras.optimizers.SGD):
+    """Its `build` assigns to slots, which Keras's `fit` discards: TensorFlow runs the second trace of a step."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        if not hasattr(self, "slow"):
+            self.slow = [self.add_variable_from_reference(one, "slow") for one in variables]
+            for slow, variable in zip(self.slow, variables, strict=True):
+                slow.assign(variable)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient, variable, learning_rate)
+        slow = self.slow[self._get_variable_index(variable)]
+        slow.assign(slow + 0.5 * (variable - slow))
+        variable.assign(slow)
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("make_optimizer", [Lookahead, keras.optimizers.ScheduleFreeAdamW])
+@pytest.mark.parametrize("kind", [keras.Model, OwnStep])
+def test_values_that_an_optimizer_assigns_as_it_is_built_are_those_of_keras(kind: Any, make_optimizer: Any) -> None:
+    def script(fit: Any) -> Any:
+        model = dense_model(kind)
+        model.compile(make_optimizer(0.05), "mse")
+        return model, fit(model, X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+
+    assert difference(outcome(functools.partial(fit_by, 2), script), outcome(fit_plainly, script)) < 1e-5
+
+
 DRAWS = {
     "normal": lambda x: x + keras.random.normal(ops.shape(x), seed=5),
     "a column": lambda x: x * keras.random.uniform((ops.shape(x)[0], 1), seed=5),

@@ -61,6 +61,16 @@ def record_optimizers(
         yield optimizers
 
 
+def build_in_trace(optimizer: KerasOptimizer, variables: Sequence[KerasVariable]) -> None:
+    """Builds an optimizer as the first trace of a step does.
+
+    TensorFlow traces a step that creates variables twice and runs the second trace. Hence of `build` only the creation
+    of variables has an effect; values that it assigns to them are lost.
+    """
+    with tf.init_scope():
+        tf.function(lambda: optimizer.build(variables), autograph=False).get_concrete_function()
+
+
 def slot_name(path: str, trained: list[KerasVariable]) -> str:
     """The name of an optimizer's variable: a slot's is below its variable; others are unchanged.
 
@@ -149,8 +159,7 @@ def _recording_applies(
             return original(self, gradients, trainable_variables)
         optimizers[id(self)] = self
         if trainable_variables is not None and not self.built:
-            with tf.init_scope():
-                self.build(list(trainable_variables))
+            build_in_trace(self, list(trainable_variables))
         stack.enter_context(seeing(self))
         return self.apply(gradients, trainable_variables)
 
