@@ -47,10 +47,15 @@ def _open(spec: TypeSpec) -> TypeSpec | None:
         return None
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec([None, *spec.shape[1:]], spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or spec.shape.rank == 0:
+    if not isinstance(spec, tf.TensorSpec):
+        raise GraphError(
+            f"Batches must consist of dense or ragged tensors, which have rows that workers can share, got {spec}. "
+            "Make it dense (tf.sparse.to_dense) or ragged (tf.RaggedTensor.from_sparse) in the input pipeline."
+        )
+    if not spec.shape.rank:
         raise GraphError(
             f"The first dimension of every tensor in a batch must be the batch dimension, got {spec}. Batch the "
-            "dataset, or make the tensor dense (tf.sparse.to_dense) in the input pipeline."
+            "dataset."
         )
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, spec.name)
 

@@ -73,6 +73,20 @@ def test_a_model_that_is_no_graph_is_refused(text):
         read_fit(REFUSED[text](), {"x": X, "y": Y})
 
 
+def _unbatched():
+    return tf.data.Dataset.from_tensor_slices((X, np.ones(8, "float32")))
+
+
+def _sparse():
+    return tf.data.Dataset.from_tensors((tf.sparse.from_dense(X), Y))
+
+
+@pytest.mark.parametrize(("text", "make"), [("Batch the dataset", _unbatched), ("Make it dense", _sparse)])
+def test_batches_without_rows_to_share_are_refused(text, make):
+    with pytest.raises(GraphError, match=text):
+        read_fit(model(), {"x": make()})
+
+
 class MakesLayers(keras.Model):
     def __init__(self, keeps):
         super().__init__()
