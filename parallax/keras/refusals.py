@@ -21,15 +21,6 @@ _STRATEGY = (
     "The model was created in the scope of {strategy}. Create it outside of any tf.distribute strategy: Parallax's "
     "workers are the replicas."
 )
-_STATEFUL = (
-    "The layer {layer!r} has stateful=True, so it carries state from each example of a batch to the example at the "
-    "same position of the next batch, but workers hold no fixed positions of a batch. Remove stateful, and pass the "
-    "state as an input or use whole sequences."
-)
-_FIXED_BATCH = (
-    "The model's input {name!r} has the fixed batch size {length}, but each worker gets only a part of the batch. "
-    "Remove batch_size from keras.Input, and pass it to `fit`."
-)
 _OVERRIDDEN = (
     "{model} overrides {name}, but workers run step functions of their own. Move what it does into train_step, "
     "test_step or predict_step."
@@ -55,12 +46,6 @@ def check_model(model: KerasModel) -> None:
         raise GraphError(_EAGER.format(what=what))
     if getattr(model, "_distribute_strategy", None) is not None or tf.distribute.has_strategy():
         raise GraphError(_STRATEGY.format(strategy=type(model.distribute_strategy).__name__))
-    for layer in model._flatten_layers():
-        if isinstance(layer, library_of(model).RNN) and layer.stateful:
-            raise GraphError(_STATEFUL.format(layer=layer.name))
-    for one in tf.nest.flatten(getattr(model, "inputs", None) or []):
-        if len(one.shape) and one.shape[0] is not None:
-            raise GraphError(_FIXED_BATCH.format(name=one.name, length=one.shape[0]))
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
         if getattr(type(model), name) is not getattr(library_of(model).MODEL, name):
             raise GraphError(_OVERRIDDEN.format(model=type(model).__name__, name=name))

@@ -41,7 +41,6 @@ from parallax.keras.traced_initializers import making_large
 
 TRAINER: type[Any] = tf_keras.Model
 MODEL: type[KerasModel] = tf_keras.Model
-RNN: type[Any] = tf_keras.layers.RNN
 CALLBACKS: ModuleType = tf_keras.callbacks
 CALLBACK_LIST: type[Any] = tf_keras.callbacks.CallbackList
 CALLBACK_LIST_IN_FIT = "tf_keras.src.engine.training.callbacks_module.CallbackList"

@@ -45,12 +45,6 @@ def _in_a_strategy():
         return model()
 
 
-def _of_fixed_batches(*extra):
-    made = keras.Sequential([keras.Input((4,), batch_size=8), *extra, layers.Dense(1)])
-    made.compile("sgd", "mse")
-    return made
-
-
 def _of_class(kind):
     made = kind() if kind is CallsPython else kind([layers.Dense(1)])
     made.compile("sgd", "mse")
@@ -61,8 +55,6 @@ REFUSED = {
     "run_eagerly=True is set": lambda: model(run_eagerly=True),
     "in the scope of MirroredStrategy": _in_a_strategy,
     "calls Python code by PyFunc": lambda: _of_class(CallsPython),
-    "has stateful=True": lambda: _of_fixed_batches(layers.RepeatVector(2), layers.LSTM(2, stateful=True)),
-    "has the fixed batch size 8": lambda: _of_fixed_batches(),
     "overrides make_train_function": lambda: _of_class(StepsByItself),
 }
 

@@ -23,9 +23,11 @@ def make_list(step: StepWalk, node: str) -> list[Fact] | None:
     for axis, length in enumerate(shape.values() or ()):
         if shape.is_lengths and (part := step.part_of(length)) is not None:
             return [Fact(Sharded(axis + 1, part))]
+    declared = shape.numbers() or []
+    lengths = tuple(map(Length.of, declared)) if min(declared, default=-1) >= 0 else ()
     if step.view.op(node) == "TensorListReserve" and isinstance(count.value, Length):
-        return [Fact(BLANK, (count.value,))]
-    return [Fact(BLANK)]
+        return [Fact(BLANK, (count.value, *lengths))]
+    return [Fact(BLANK, (Length.of(f"{step.prefix}{node}[0]"), *lengths) if lengths else None)]
 
 
 def list_from_tensor(step: StepWalk, node: str) -> list[Fact] | None:
@@ -37,7 +39,7 @@ def list_from_tensor(step: StepWalk, node: str) -> list[Fact] | None:
 def stack_list(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListStack, and TensorListGather of some tensors of a list."""
     fact = step.inputs(node)[0]
-    if fact.layout == BLANK:
+    if fact.layout == BLANK or _is_fixed(step, node, fact):
         return None
     if step.view.op(node) == "TensorListGather":
         step.require_layout(node, 1, REPLICATED)
@@ -64,12 +66,16 @@ def set_item(step: StepWalk, node: str) -> list[Fact] | None:
 def pop_back(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListPopBack: the list, and its last tensor."""
     fact = step.inputs(node)[0]
+    if _is_fixed(step, node, fact):
+        return None
     step.keep_local(node, [1])
     return [fact, _take_item(step, f"{node}:1", fact)]
 
 
 def get_item(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListGetItem."""
+    if _is_fixed(step, node, step.inputs(node)[0]):
+        return None
     step.require_layout(node, 1, REPLICATED)
     step.keep_local(node, [2])
     return [_take_item(step, f"{node}:0", step.inputs(node)[0])]
@@ -141,7 +147,8 @@ def _append_tensor(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
     stacked = _make_list(item, number)
     layout, dims = stacked.layout, stacked.dims
     if whole.layout == BLANK:
-        return [stacked]
+        is_fixed = item.axis is not None and whole.dims is not None and len(whole.dims) > item.axis + 1
+        return None if is_fixed else [stacked]
     value = item.value if whole.value == item.value else None
     dims = whole.dims if whole.dims is not None and dims is not None and whole.dims[1:] == dims[1:] else None
     if {whole.layout, layout} <= {REPLICATED, LENGTHS}:
@@ -154,6 +161,15 @@ def _append_tensor(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
         step.require_layout(node, slot, Sharded(whole.axis - 1, whole.layout.part))
         return [Fact(whole.layout, dims)]
     return None
+
+
+def _is_fixed(step: StepWalk, node: str, fact: Fact) -> bool:
+    """Whether the shape that an op passes for a sharded list's tensors has the length of one process as a constant."""
+    shape = step.inputs(node)[-1].values()
+    if fact.axis is None or shape is None or len(shape) < fact.axis:
+        return False
+    length = shape[fact.axis - 1]
+    return length is not None and (length.number or 0) > 0
 
 
 def _make_list(item: Fact, number: Length) -> Fact:

@@ -1,0 +1,85 @@
+"""Models for one batch size, and states of examples that the next batch goes on from: equal to plain Keras."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.keras.here import difference, fit_plainly, outcome
+from tests.keras.two_here import fit_by
+
+layers, ops = keras.layers, keras.ops
+LENGTH, ROWS, TOKENS = 8, 40, 50
+_DRAWN = np.random.RandomState(1)
+X, Y, SEQUENCES = (_DRAWN.randn(ROWS, *shape).astype(np.float32) for shape in ((6,), (3,), (7, 4)))
+IDS = _DRAWN.randint(0, TOKENS, (ROWS, 5)).astype(np.int32)
+
+
+def _in_pairs(x: Any) -> Any:
+    parts = layers.Dense(6, "tanh")(ops.reshape(x, (x.shape[0], 2, 3)))
+    return ops.reshape(parts, (x.shape[0], -1))
+
+
+def _in_flat_rows(x: Any) -> Any:
+    return ops.reshape(layers.Dense(3, "tanh")(ops.reshape(x, (x.shape[0] * 2, 3))), (x.shape[0], 6))
+
+
+def _by_position(x: Any) -> Any:
+    return x * ops.reshape(ops.arange(x.shape[0], dtype="float32"), (x.shape[0], 1))
+
+
+def _by_running_sums(x: Any) -> Any:
+    return ops.matmul(ops.tril(ops.ones((x.shape[0], x.shape[0]))), x)
+
+
+def _with_the_mean(x: Any) -> Any:
+    return ops.concatenate([x, ops.tile(ops.mean(x, 0, keepdims=True), (x.shape[0], 1))], 1)
+
+
+BODIES = [lambda x: x, _in_pairs, _in_flat_rows, _by_position, _by_running_sums, _with_the_mean]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_batch_size_that_a_model_computes_with_is_that_of_the_global_batch(body: Callable[[Any], Any]) -> None:
+    def script(fit: Any) -> Any:
+        inputs = keras.Input((6,), batch_size=LENGTH)
+        model = keras.Model(inputs, layers.Dense(3)(body(inputs)))
+        model.compile("adam", "mse")
+        return model, fit(model, X, Y, batch_size=LENGTH, epochs=2, shuffle=False, verbose=0).history
+
+    assert difference(outcome(functools.partial(fit_by, 3), script), outcome(fit_plainly, script)) < 1e-5
+
+
+class ResetStates(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.get_layer("recurrent").reset_states()
+
+
+@pytest.mark.parametrize("kind", [layers.SimpleRNN, layers.LSTM])
+def test_each_example_continues_from_the_state_at_its_position(kind: Any) -> None:
+    def script(fit: Any) -> Any:
+        inputs = keras.Input((7, 4), batch_size=LENGTH)
+        model = keras.Model(inputs, layers.Dense(3)(kind(5, stateful=True, name="recurrent")(inputs)))
+        model.compile("adam", "mse")
+        validation = {"validation_data": (SEQUENCES[:16], Y[:16]), "validation_batch_size": LENGTH}
+        options = {"epochs": 2, "shuffle": False, "verbose": 0, "callbacks": [ResetStates()], **validation}
+        return model, fit(model, SEQUENCES, Y, batch_size=LENGTH, **options).history
+
+    assert difference(outcome(functools.partial(fit_by, 3), script), outcome(fit_plainly, script)) < 1e-5
+
+
+def test_a_stateful_language_model_is_plain_keras_s() -> None:
+    def script(fit: Any) -> Any:
+        recurrent = layers.GRU(7, stateful=True, return_sequences=True)
+        tokens = keras.Input((5,), batch_size=LENGTH, dtype="int32")
+        model = keras.Sequential([tokens, layers.Embedding(TOKENS, 6), recurrent, layers.Dense(TOKENS)])
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        following = (IDS + 1) % TOKENS
+        return model, fit(model, IDS, following, batch_size=LENGTH, epochs=2, shuffle=False, verbose=0).history
+
+    assert difference(outcome(functools.partial(fit_by, 2), script), outcome(fit_plainly, script)) < 1e-5
