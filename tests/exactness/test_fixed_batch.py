@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -401,6 +402,13 @@ DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "halves": lambda v, n: tf.reduce_mean(v[: n // 2]) - tf.reduce_mean(v[n // 2 :]),
     "thirds": lambda v, n: tf.reduce_mean(tf.nn.relu(v[: n // 3] - v[n // 3 : 2 * (n // 3)] + v[2 * (n // 3) :])),
     "the larger half": lambda v, n: tf.reduce_sum(tf.math.top_k(v, n // 2)[0]),
+    "pairs of neighbors": lambda v, n: tf.reduce_mean(
+        tf.gather(v, np.arange(0, n, 2)) * tf.gather(v, np.arange(1, n, 2))
+    ),
+    "parts of pairs": lambda v, n: tf.reduce_mean(tf.gather_nd(v, np.arange(0, n, 2)[:, None]) ** 2),
+    "pairs above a diagonal": lambda v, n: tf.reduce_mean(
+        tf.boolean_mask(v[:, None] * v, np.triu(np.ones([n, n]), 1) > 0)
+    ),
     "the hardest": lambda v, n: tf.reduce_mean(tf.math.top_k(v, int(0.7 * n))[0]),
     "a place that is marked": lambda v, n: tf.reduce_sum(tf.one_hot(n - 1, n) * tf.square(v)),
     "a range that falls": lambda v, n: tf.reduce_mean(v * tf.gather(tf.sin(v), tf.range(n - 1, -1, -1))),
@@ -428,6 +436,16 @@ def test_constants_derived_from_the_batch_length_are_distinguished(case: str) ->
     captured = capture(graph)
     assert captured.is_opened == (case in UNRELATED_TO_LENGTH)
     assert captured.is_opened or "takes may be the batch size, be computed from it, or" in captured.means
+
+
+@pytest.mark.parametrize("case", ["halves", "the larger half"])
+def test_a_half_of_the_batch_as_long_as_a_width_is_no_width(case: str) -> None:
+    rows = 12
+    with tf.Graph().as_default() as graph:
+        values = tf.reduce_sum(v1.placeholder(tf.float32, [rows, rows // 2]) * v1.get_variable("w", [rows // 2]), 1)
+        v1.train.GradientDescentOptimizer(0.1).minimize(DERIVED_FROM_LENGTH[case](values, rows))
+    captured = capture(graph)
+    assert not captured.is_opened and "takes may be the batch size, be computed from it, or" in captured.means
 
 
 def discriminate(images: Any) -> Any:

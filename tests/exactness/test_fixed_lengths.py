@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -88,6 +89,17 @@ def test_an_open_batch_that_the_graph_fixes_is_that_of_a_fixed_graph(program: st
 def test_positions_beside_an_open_batch_do_not_fix_it() -> None:
     feeds: dict[str, Feed] = {**FEEDS, "x": lambda rng, rows: rng.randn(rows, 6, 4)}
     found = tried(lambda rows: add_positions(6), feeds, is_open=True, rows=6)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
+def test_a_median_of_columns_says_nothing_of_the_batch_length() -> None:
+    """Its code reshapes flags of the columns to a shape that it computes."""
+
+    def build(rows: int | None) -> Any:
+        x, y = v1.placeholder(tf.float32, [rows, 3, 4], name="x"), v1.placeholder(tf.float32, [rows], name="y")
+        return minimize(x[:, 0] - keras.ops.median(tf.reshape(x, [-1, 4]), axis=0), y)
+
+    found = tried(build, FEEDS, is_open=True, rows=6)
     assert (found.kind, found.message, found.notes) == ("equal", "", ())
 
 

@@ -111,3 +111,26 @@ def test_normalizations_that_a_fed_scalar_chooses_are_of_the_global_batch(
     }
     outcome = tried(build, feeds, is_open=is_open, control_flow_v2=control_flow_v2)
     assert outcome.kind == "equal", outcome
+
+
+def test_a_layer_is_initialized_by_the_first_batch() -> None:
+    """Glow's normalization: a flag of all workers chooses a branch that writes a variable, and is differentiated."""
+
+    def build(rows: int | None) -> Any:
+        x = v1.placeholder(F, [rows, WIDTH], name="x")
+        w, offset = v1.get_variable("w", [WIDTH, 3], F), v1.get_variable("offset", [WIDTH], F, v1.zeros_initializer())
+        flag = v1.get_variable("flag", [], tf.int32, v1.zeros_initializer(), trainable=False)
+
+        def initialize() -> Any:
+            with tf.control_dependencies([offset.assign(-tf.reduce_mean(x, 0))]):
+                return x + offset.read_value()
+
+        h = tf.cond(flag.read_value() > 0, lambda: x + offset, initialize)
+        with tf.control_dependencies([h]):
+            done = flag.assign(1)
+        loss = tf.reduce_mean(tf.square(h @ w - 1.0))
+        return tf.group(v1.train.GradientDescentOptimizer(0.1).minimize(loss), done)
+
+    feeds = {"x": lambda rng, rows: rng.randn(rows, WIDTH)}
+    found = tried(build, feeds, dtype="float64", is_open=True, control_flow_v2=True)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())

@@ -40,6 +40,16 @@ class StepsByItself(keras.Sequential):
         return super().make_train_function(force)
 
 
+class Grows(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.queue = tf.Variable(np.zeros([0, 4], "float32"), shape=[None, 4], trainable=False)
+
+    def call(self, x):
+        self.queue.assign(tf.concat([x, self.queue], 0)[:40])
+        return x - tf.reduce_mean(self.queue, 0)
+
+
 def _in_a_strategy():
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
         return model()
@@ -55,6 +65,7 @@ REFUSED = {
     "run_eagerly=True is set": lambda: model(run_eagerly=True),
     "in the scope of MirroredStrategy": _in_a_strategy,
     "calls Python code by PyFunc": lambda: _of_class(CallsPython),
+    r"has the open shape \(None, 4\)": lambda: model(Grows()),
     "overrides make_train_function": lambda: _of_class(StepsByItself),
 }
 

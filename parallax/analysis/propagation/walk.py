@@ -198,16 +198,21 @@ class Walk:
         layouts, decides = self.facts.layouts, loop_conditions(self.view).get(frame, "")
         return SAME if layouts is not None and decides in layouts.facts else LOCAL
 
-    def _predicate(self, tensor: str) -> State:
-        """The state of a predicate for the ops that read it, or a copy of it."""
-        states = []
+    def _predicate(self, tensor: str, copied: State = LOCAL) -> State:
+        """The state of a predicate for the ops that read it, or a copy of it.
+
+        Args:
+            tensor: the predicate.
+            copied: the state of the tensor that it copies, for a copy that the traversal has not reached.
+        """
+        state, states = self.states.get(tensor, copied), []
         for edge in self.view.consumers(tensor):
-            op = self.view.op(edge.node)
+            op, marked = self.view.op(edge.node), self.marked.get((tensor, edge.node))
             if op in SWITCHES and edge.slot == 1:
-                states.append(self.state_at(*edge))
+                states.append(marked or state)
             elif op == "Identity":
-                states.append(self.marked.get((tensor, edge.node)) or self._predicate(f"{edge.node}:0"))
-        return find_worst_state(states) if states else self.states.get(tensor, LOCAL)
+                states.append(marked or self._predicate(f"{edge.node}:0", state))
+        return find_worst_state(states) if states else state
 
     def agrees(self, branches: Branches) -> bool:
         """Whether all workers enter these branches or none; a fed predicate becomes worker 0's."""

@@ -30,6 +30,10 @@ _LARGEST_CONSTANT_BYTES = 1 << 20
 _UNKNOWN = (
     "{step} uses {what}, but a traced step may use only variables, arguments and constants from outside. {remedy}"
 )
+_OPEN_SHAPE = (
+    "Variable {name!r} has the open shape {shape}, but a plan needs the size of every variable. Create it with a fixed "
+    "shape, and count in another variable how many of its rows are in use."
+)
 _MOVE = "Move that part to the input pipeline (tf.data's map), which runs before the step."
 
 
@@ -210,6 +214,8 @@ class StepGraph:
         """The graph's variable."""
         if one.name not in self.made:
             variable = one.variable
+            if not variable.shape.is_fully_defined():
+                raise GraphError(_OPEN_SHAPE.format(name=one.name, shape=variable.shape))
             with self.graph.as_default(), self.graph.name_scope(None):
                 self.made[one.name] = tf.compat.v1.get_variable(
                     self._op_name(one.name),

@@ -129,7 +129,7 @@ def explain_open_lengths() -> Iterator[None]:
     """A context for the trace of a step; errors that a batch's open length may have caused get a note that says so."""
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError) as error:
         if any(words in str(error) for words in _OF_NONE):
             error.args = (f"{str(error).strip()}\n{_OPEN_LENGTH}", *error.args[1:])
         raise

@@ -79,11 +79,7 @@ class IntegerClassifier:
 
     def may_be_of_batch(self, value: Array | None) -> bool:
         """Whether a constant may have an axis that is a multiple of the batch, or be or contain such a length."""
-        if value is None or value.dtype.kind not in "iuf":
-            return False
-        if any(map(self.may_be_length, value.shape)):
-            return True
-        return self.lists_length(value)
+        return value is not None and (any(map(self.may_be_length, value.shape)) or self.lists_length(value))
 
     def lists_length(self, value: Array | None) -> bool:
         """Whether integers may be, or contain, a multiple of the batch length."""
@@ -102,8 +98,11 @@ class IntegerClassifier:
         return any(0 < n < _TOO_LONG and n % self._length == 0 for n in integers)
 
     def is_place(self, n: int) -> bool:
-        """Whether a position in the batch may be computed from its length: no other is as large a part of it."""
-        return n >= max(2.0, self._length / 4) and not self._is_other(n)
+        """Whether a position in the batch may be computed from its length, also where it equals a width.
+
+        Positions behind the batch are those of rows that a script appends to it, as of a queue of a fixed length.
+        """
+        return n >= max(2.0, self._length / 4) and not (n > self._length and self._is_other(n))
 
     def is_last(self, n: int) -> bool:
         """Whether an integer may be the position of one of the last two examples."""

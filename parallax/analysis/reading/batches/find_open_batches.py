@@ -100,7 +100,7 @@ def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[lis
             for other in [] if is_of_rows else sources_before[1:]:
                 root[find(other)] = find(sources_before[0])
             for tensor in view.outputs(node) if sources_before else ():
-                if _leads_on(view, tensor):
+                if leads_on(view, tensor):
                     of_tensor[tensor] = sources_before[0]
         if not has_loops(view):
             break
@@ -110,6 +110,7 @@ def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[lis
     return list(groups.values())
 
 
-def _leads_on(view: GraphView, tensor: str) -> bool:
+def leads_on(view: GraphView, tensor: str) -> bool:
+    """Whether a tensor that is computed from a batch may have an axis of it, or its length."""
     shape, op = view.shape(tensor), view.op(node_of(tensor))
     return shape is None or None in shape or view.dtype(tensor) in _LEADING or op in (*_FLOWS, *_PASSES)

@@ -10,12 +10,14 @@ from collections.abc import Set
 
 import tensorflow as tf
 
+from parallax.analysis.reading.batches.find_open_batches import leads_on
 from parallax.analysis.reading.lowering.infer_shapes import with_stated_shapes
 from parallax.graph.batches import mark_stated_length
 from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import GraphView, node_of
 
 _LOSSES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+_MEASURES = ("Shape", "ShapeN", "Size")
 _JOINS, _STACKS = ("ConcatV2",), ("Pack",)
 
 
@@ -45,8 +47,11 @@ def state_fixed_lengths(view: GraphView, forward: Set[str]) -> GraphView:
 
 def _find_lengths(view: GraphView, placeholder: str, forward: Set[str]) -> set[int]:
     """The fixed lengths with which ops combine a placeholder's open first axis."""
-    reached, lengths = view.reach([placeholder], forward), set[int]()
-    for node in reached:
+    leading = {node for node in forward if any(leads_on(view, tensor) for tensor in view.outputs(node))}
+    leading -= set(view.nodes_of(_MEASURES))
+    reached, lengths = view.reach([placeholder], leading), set[int]()
+    readers = {edge.node for node in reached for tensor in view.outputs(node) for edge in view.consumers(tensor)}
+    for node in readers & forward:
         op = view.op(node)
         if op not in ELEMENTWISE and op not in (*_LOSSES, *_STACKS) and not _joins_rows(view, node):
             continue

@@ -6,12 +6,13 @@ from collections.abc import Sequence, Set
 from functools import cache
 from typing import Any
 
+import numpy as np
 from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.open_lengths import SHAPE_SLOT, find_open_axis
-from parallax.base.types import NodeDef
+from parallax.base.types import Array, NodeDef
 from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import VARIABLES, GraphView, node_of
 
@@ -30,12 +31,13 @@ _CLIPS = ("Maximum", "Minimum")
 CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
 ARRAYS = ("TensorArrayV3", "TensorArrayGatherV3")
 _TAKES = ("Gather", "GatherV2", "TopK", "TopKV2")
+_TAKES_PARTS = ("GatherNd", *(f"TensorScatter{how}" for how in ("Update", "Add", "Sub", "Max", "Min")))
+"""Ops whose indices have a position along each of the first axes."""
 _INDICES = {
     **dict.fromkeys(("TensorListGetItem", "TensorListSetItem", "TensorArrayReadV3", "TensorArrayWriteV3"), 1),
-    **dict.fromkeys(_TAKES, 1),
     **dict.fromkeys(("Enter", "RefEnter", "OneHot", "Range"), 0),
 }
-"""For ops, the input that is a position along an axis, a number of positions, or the first value of a counter."""
+"""For ops, the input that is a position along an axis, or the first value of a counter."""
 LISTS = {
     **dict.fromkeys(("TensorListReserve", "EmptyTensorList"), 0),
     **dict.fromkeys(("TensorListStack", "TensorListFromTensor", "TensorListPopBack", "TensorListConcatV2"), 1),
@@ -171,6 +173,12 @@ class UnclassifiedConstants:
         if op in CUTS and axis is not None:
             bounds = [found for slot in CUTS[op] if (found := inferred.constant(inputs[slot])) is not None]
             return any(self._numbers.is_place(int(found[axis])) for found in bounds if len(found) > axis)
+        if op in (*_TAKES, *_TAKES_PARTS):
+            places = self._find_integers(inferred, inputs[1])
+            if op in _TAKES_PARTS and axis is not None and places.ndim:
+                places = places[..., axis : axis + 1]
+            is_along = axis is not None and (op in _TAKES_PARTS or axis == self._find_axis(inferred, node))
+            return is_along and self._numbers.is_place(int(places.max(initial=0)))
         if op in ("Unpack", "SplitV"):
             return axis is not None and axis == self._find_axis(inferred, node)
         if op in ("While", "StatelessWhile"):
@@ -178,8 +186,6 @@ class UnclassifiedConstants:
         if op not in _INDICES:
             return False
         number = self._find_integer(inferred, inputs[_INDICES[op]])
-        if op in _TAKES:
-            return axis is not None and axis == self._find_axis(inferred, node) and self._numbers.is_place(number)
         if op in ("OneHot", "Range"):
             made = self._view.shape(f"{node}:0") or ()
             return self._numbers.is_last(number) and any(n and self._numbers.may_be_length(n) for n in made)
@@ -205,8 +211,13 @@ class UnclassifiedConstants:
 
     def _find_integer(self, inferred: GraphView, tensor: str) -> int:
         """A constant that is an integer; else 0."""
+        value = self._find_integers(inferred, tensor)
+        return int(value) if value.ndim == 0 else 0
+
+    def _find_integers(self, inferred: GraphView, tensor: str) -> Array:
+        """A constant of integers; else 0."""
         value = inferred.constant(tensor) if node_of(tensor) in self._forward else None
-        return int(value) if value is not None and value.ndim == 0 and value.dtype.kind == "i" else 0
+        return value if value is not None and value.dtype.kind in "iu" else np.array(0)
 
     def _is_derived(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
         """Whether a number that changes a sum or a mean over the batch may be computed from the batch length."""
