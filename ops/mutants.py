@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant(
         "an update depends on a predicate of each worker's own batch",
         "analysis/propagation/walk.py",
-        'states.append(self.marked.get((tensor, edge.node)) or self._predicate(f"{edge.node}:0"))',
+        'states.append(marked or self._predicate(f"{edge.node}:0", state))',
         "states.append(self.states.get(tensor, LOCAL))",
         ("tests/exactness/test_whole_batch.py", "-k", "computed_from_the_global and every"),
     ),
