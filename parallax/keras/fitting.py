@@ -158,9 +158,10 @@ def read_steps(
         name: steps[name] for name, one in batches.items() if name in steps and steps[name].declared == one.declared
     }
     if "train" not in traced:
-        traced = {"train": traced_training(model, batches["train"].spec, merge_rows)}
+        traced = {"train": traced_training(model, batches["train"].spec, merge_rows, batches["train"].declared)}
     if "test" in batches and "test" not in traced:
-        traced["test"] = traced_evaluation(model, batches["test"].spec, traced["train"].replicated)
+        test = batches["test"]
+        traced["test"] = traced_evaluation(model, test.spec, traced["train"].replicated, test.declared)
     for name, one in batches.items():
         traced[name] = replace(traced[name], whole=one.whole, declared=one.declared)
     if before is not None and not is_counted:  # a graph with checkpoints has the steps of its own call alone

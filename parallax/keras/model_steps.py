@@ -42,6 +42,7 @@ class ModelStep:
         whole: flat indices of the parts of a batch whose length differs from the batch's, and which are passed in full.
         outputs: for a prediction: the structure of the model's result; the logs are its flat form.
         declared: the structure of its batches as the dataset of a call of `fit` declares it.
+        is_opened: whether it was traced for batches of the declared length, as the step computes with that number.
     """
 
     concrete: ConcreteFunction
@@ -52,31 +53,36 @@ class ModelStep:
     outputs: Nest = None
     replicated: tuple[Variable, ...] = ()
     declared: Nest = None
+    is_opened: bool = False
 
 
-def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False) -> ModelStep:
+def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False, declared: Nest = None) -> ModelStep:
     """The traced `train_step` of a compiled model; the trace creates the variables that the model lacks.
 
     Args:
         model: a keras.Model.
         spec: the structure of the input of `train_step`, of tf.TensorSpec; the first dimension is that of the batch.
         merges_rows: whether equal rows of sparse gradients are summed before the optimizer sees them.
+        declared: the structure of its batches with their length, if all have one.
     """
     library = library_of(model)
     with library.tracing(model, merges_rows):
         library.build_optimizer(model)
-        return _trace(model, model.train_step, spec)
+        return _trace_by_length(model, model.train_step, spec, declared)
 
 
-def traced_evaluation(model: KerasModel, spec: Nest, replicated: Sequence[Variable] = ()) -> ModelStep:
+def traced_evaluation(
+    model: KerasModel, spec: Nest, replicated: Sequence[Variable] = (), declared: Nest = None
+) -> ModelStep:
     """The traced `test_step`; see `traced_training`.
 
     Args:
         model: a keras.Model.
         spec: as in `traced_training`.
         replicated: the tf.Variables of metrics that do not add up, by steps that were traced before.
+        declared: as in `traced_training`.
     """
-    return _trace(model, model.test_step, spec, replicated)
+    return _trace_by_length(model, model.test_step, spec, declared, replicated)
 
 
 def traced_prediction(model: KerasModel, spec: Nest) -> ModelStep:
@@ -119,7 +125,7 @@ def step_graph(
     steps = {}
     for name, one in traced.items():
         counts = is_counted and name == "train"
-        graph_step = graph.add(name, one.concrete, True, examples, lengths[name], counts, one.whole)
+        graph_step = graph.add(name, one.concrete, True, examples, lengths[name], counts, one.whole, one.is_opened)
         results, parts = graph_step.fetches
         steps[name] = replace(graph_step, fetches=(mark_results(graph.graph, results, rules_of_logs(one))[0], parts))
     return graph, steps
@@ -155,6 +161,23 @@ def variables_of(model: KerasModel, captured: Sequence[Variable] = ()) -> list[S
             used_names.add(unique)
             variable_by_id[id(value)] = StepVariable(value, unique, id(value) in trained)
     return list(variable_by_id.values())
+
+
+def _trace_by_length(
+    model: KerasModel,
+    step: Callable[[Nest], Logs],
+    spec: Nest,
+    declared: Nest,
+    replicated: Sequence[Variable] = (),
+) -> ModelStep:
+    """The step traced for batches of any length; or for their declared one, if it needs a number."""
+    try:
+        return _trace(model, step, spec, replicated)
+    except (TypeError, ValueError, IndexError):
+        declared_specs = tf.nest.flatten(declared)
+        if not all(isinstance(one, tf.TensorSpec) and one.shape.rank and one.shape[0] for one in declared_specs):
+            raise
+    return replace(_trace(model, step, declared, replicated), spec=spec, is_opened=True)
 
 
 def _trace(

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by
@@ -53,6 +54,58 @@ def test_a_batch_size_that_a_model_computes_with_is_that_of_the_global_batch(bod
         return model, fit(model, X, Y, batch_size=LENGTH, epochs=2, shuffle=False, verbose=0).history
 
     assert difference(outcome(functools.partial(fit_by, 3), script), outcome(fit_plainly, script)) < 1e-5
+
+
+def _contrast_with_others(x: Any, h: Any) -> Any:
+    labels = np.arange(int(x.shape[0]))
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, h @ tf.transpose(h)))
+
+
+def _from_zeros(x: Any, h: Any) -> Any:
+    body = lambda step, state: (step + 1, tf.tanh(state + h))  # noqa: E731
+    _, state = tf.while_loop(lambda step, state: step < 3, body, [0, tf.zeros([x.shape[0], 3])])
+    return tf.reduce_mean(tf.square(state))
+
+
+LOSSES = [
+    lambda x, h: tf.reduce_sum(tf.square(h)) / x.shape[0],
+    lambda x, h: tf.reduce_mean(tf.square(h[: x.shape[0] // 2] - h[x.shape[0] // 2 :])),
+    lambda x, h: tf.reduce_mean(tf.square(h - tf.gather(h, np.random.RandomState(1).permutation(x.shape[0])))),
+    lambda x, h: tf.reduce_mean(tf.square(tf.add_n([float(k) * one for k, one in enumerate(tf.unstack(h))]))),
+    _contrast_with_others,
+    _from_zeros,
+]
+
+
+class WithItsLoss(keras.Model):
+    """A loss that is computed with the declared length of the batch."""
+
+    def __init__(self, loss_of: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.head, self.loss_of = layers.Dense(3, "tanh"), loss_of
+
+    def call(self, x: Any) -> Any:
+        h = self.head(x)
+        self.add_loss(self.loss_of(x, h))
+        return h
+
+
+@pytest.mark.parametrize("loss_of", LOSSES)
+def test_the_declared_length_of_a_dataset_s_batches_is_that_of_the_global_batch(loss_of: Any) -> None:
+    def script(fit: Any) -> Any:
+        model = WithItsLoss(loss_of)
+        model.compile("sgd", "mse")
+        batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(LENGTH, drop_remainder=True)
+        return model, fit(model, batches, validation_data=batches.take(2), epochs=2, verbose=0).history
+
+    assert difference(outcome(functools.partial(fit_by, 3), script), outcome(fit_plainly, script)) < 1e-5
+
+
+def test_a_batch_without_a_declared_length_has_none() -> None:
+    model = WithItsLoss(LOSSES[0])
+    model.compile("sgd", "mse")
+    with pytest.raises((TypeError, ValueError), match=r"use tf.shape\(x\)\[0\]"):
+        fit_by(2, model, X, Y, verbose=0)
 
 
 class ResetStates(keras.callbacks.Callback):

@@ -128,6 +128,7 @@ class StepGraph:
         full: int = 0,
         is_counted: bool = False,
         whole: frozenset[int] = frozenset(),
+        is_opened: bool = False,
     ) -> GraphStep:
         """Calls a traced function in the graph.
 
@@ -141,6 +142,7 @@ class StepGraph:
             full: the usual length of the global batch; other lengths are slower. 0 if unknown.
             is_counted: whether the graph's global step counts its runs; true of at most one step.
             whole: indices of flat arguments that are not batches whatever their first dimension is.
+            is_opened: whether it was traced for batches of one length, which workers share.
 
         Raises:
             GraphError: it captures an object that no graph can contain.
@@ -149,9 +151,9 @@ class StepGraph:
         captured = [outer for outer, _ in body.captures]
         arguments = body.inputs[: len(body.inputs) - len(captured)]
         with self.graph.as_default(), self.graph.name_scope(f"{name}/"):
-            feeds = tuple(
-                tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name) for tensor in arguments
-            )
+            shapes = [[None, *one.shape[1:]] if is_opened else one.shape for one in arguments]
+            pairs = zip(arguments, shapes, strict=True)
+            feeds = tuple(tf.compat.v1.placeholder(one.dtype, shape, name=one.op.name) for one, shape in pairs)
             marked = _mark(feeds, name, concrete.structured_input_signature, full, whole) if is_uneven else None
             lengths = [examples] * len(feeds) if isinstance(examples, int) else examples
             for number, (feed, length_of_feed) in enumerate(zip(feeds, lengths, strict=True)):
