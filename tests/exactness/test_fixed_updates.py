@@ -154,9 +154,13 @@ def newest(x: Any, y: Any, out: Any) -> Any:
         return tf.group(features.assign(tf.concat([out, features], 0)[:60]))
 
 
+def squared_errors(x: Any, y: Any, out: Any) -> Any:
+    return tf.group(train(out, y), v1.metrics.root_mean_squared_error(y, out)[1])
+
+
 CASES = [
     *(divided, divided_by_entries, rate, examples_seen, examples_counted, examples_left),
-    *(tokens_seen, clipped_weights, counted_in_other_runs, accuracy),
+    *(tokens_seen, clipped_weights, counted_in_other_runs, accuracy, squared_errors),
     evaluated_in_other_runs,
     *(running_mean, epochs, ring, newest, counted_at_times),
 ]

@@ -66,7 +66,8 @@ class UpdateLengths:
         view, by_name, left = self._view, {node.name: node for node in opened.node}, ""
         for node in (one for one in view.nodes if one in self._forward and one in self._inputs.of_batches):
             edges, may_count = _find_lengths(view, node, length)
-            may_count = may_count and self._measured.keys().isdisjoint(map(node_of, view.inputs(node)))
+            origins = [node_of(_find_origin(view, tensor)) for tensor in view.inputs(node)]
+            may_count = may_count and self._measured.keys().isdisjoint(origins)
             batch = self._inputs.find(node) if edges and not self._is_in_loop(node) else ""
             for edge in edges if batch else ():
                 tensor, name = view.inputs(edge.node)[edge.slot], f"{node}/{edge.node}"
@@ -170,8 +171,7 @@ def _find_leaves(view: GraphView, edge: Edge, length: int) -> list[Edge] | None:
 
 def _find_number(view: GraphView, tensor: str) -> float | None:
     """A constant scalar, or the first entry of a constant shape."""
-    while view.op(node_of(tensor)) in _COPIES:
-        tensor = view.inputs(node_of(tensor))[0]
+    tensor = _find_origin(view, tensor)
     node = node_of(tensor)
     begin = view.constant(view.inputs(node)[1]) if view.op(node) == "StridedSlice" else None
     is_entry = begin is not None and begin.tolist() == [0] and view.flag(node, "shrink_axis_mask")
@@ -179,6 +179,13 @@ def _find_number(view: GraphView, tensor: str) -> float | None:
     if value is None or value.ndim != is_entry or value.dtype.kind not in "iuf":
         return None
     return float(value.flat[0])
+
+
+def _find_origin(view: GraphView, tensor: str) -> str:
+    """The tensor of which another one is a copy."""
+    while view.op(node_of(tensor)) in _COPIES:
+        tensor = view.inputs(node_of(tensor))[0]
+    return tensor
 
 
 def _is_variable(view: GraphView, tensor: str) -> bool:
