@@ -34,6 +34,12 @@ def greedy(x: Any, y: Any, w: Any, table: Any) -> Any:
     return tf.reduce_sum(over_time(x, w), [0, 2]) - counted(found[0]) - likelihoods[:, 0]
 
 
+def asserted(x: Any, y: Any, w: Any, table: Any) -> Any:
+    check = tf.debugging.Assert(tf.reduce_all(y < 4), [tf.strings.format("Classes are {}", [y])])
+    with tf.control_dependencies([check]):
+        return x @ w
+
+
 def by_beams(x: Any, y: Any, w: Any, table: Any) -> Any:
     found, likelihoods = tf.nn.ctc_beam_search_decoder(over_time(x, w), tf.cast(y % 3 + 1, tf.int32), 5, 2)
     return tf.reduce_sum(over_time(x, w), [0, 2]) - counted(found[0]) - counted(found[1]) - likelihoods[:, 1]
@@ -112,6 +118,7 @@ APART: dict[str, Program] = {
     "reflected": lambda x, y, w, table: mirrored(x, w, [1, 1], [1, 1], mode="REFLECT"),
     "repeated at the edges": lambda x, y, w, table: mirrored(x, w, [1, 1], [0, 1], mode="SYMMETRIC"),
     "decoded": greedy,
+    "checked by an assertion with a message": asserted,
     "decoded by beams": by_beams,
     "sparse labels": of_sparse_labels,
     "crossed": crossed,

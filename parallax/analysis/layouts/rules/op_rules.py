@@ -194,6 +194,7 @@ RULES: dict[str, Rule] = {
     "ConcatOffset": shapes.compute_concat_offsets,
     "Rank": shapes.read_rank,
     "Print": plain.print_out,
+    "StringFormat": plain.with_plain_fallback(plain.format_text),
     "BroadcastGradientArgs": shapes.find_broadcast_axes,
     **dict.fromkeys(_DRAWS, creation.draw),
     **dict.fromkeys(("EmptyTensorList", "TensorListReserve"), lists.make_list),

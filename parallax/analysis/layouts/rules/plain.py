@@ -45,6 +45,15 @@ def print_out(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, fact.layout, fact.dims, fact.value)
 
 
+def format_text(step: StepWalk, node: str) -> list[Fact] | None:
+    """StringFormat: the text of an assertion, which is shown where it fails, has the values of its worker."""
+    takers = step.view.consumers(f"{node}:0")
+    if not takers or any(step.view.op(edge.node) != "Assert" for edge in takers):
+        return None
+    step.keep_local(node)
+    return step.all_outputs(node, REPLICATED, ())
+
+
 def pass_each(step: StepWalk, node: str) -> list[Fact] | None:
     """IdentityN and NextIteration: each result has the layout of its input."""
     return list(step.inputs(node))
