@@ -30,7 +30,7 @@ _SUBSTITUTE = "_parallax_substitute"
 _STATED_RANK, _MOST_RANK = "_parallax_stated_rank", "_parallax_most_rank"
 _STATED_LENGTH = "_parallax_stated_length"
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
-FULL = "_parallax_full"
+FULL, _NUMBERED = "_parallax_full", "_parallax_numbered"
 _MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
 """Marks of batch lengths, which do not affect the identity of a graph."""
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
@@ -49,6 +49,16 @@ def mark_batch(placeholder: Tensor, step: str) -> None:
         step: the name of the step; all batches of one step have one length on a worker.
     """
     _set(placeholder.op, _BATCH, step)
+
+
+def mark_numbered(placeholder: Tensor) -> None:
+    """Marks a batch whose step may compute with the length of the global batch as a number."""
+    _set(placeholder.op, _NUMBERED, "")
+
+
+def is_numbered(node: NodeDef) -> bool:
+    """Whether a batch is so marked."""
+    return _NUMBERED in node.attr
 
 
 def mark_batch_of_script(view: GraphView, node: str, number: int) -> None:

@@ -145,7 +145,9 @@ def trace_call(model: KerasModel, which: str, arguments: dict[str, Argument], la
     name = name or unique_name(which, known.traced)
     full = {name: batch_length(arguments.get("x"), arguments.get("batch_size"))}
     replicated = [one for traced in known.traced.values() for one in traced.replicated]
-    traced = traced_prediction(model, spec) if which == "predict" else traced_evaluation(model, spec, replicated)
+    traced = (
+        traced_prediction(model, spec) if which == "predict" else traced_evaluation(model, spec, replicated, declared)
+    )
     steps = {**known.traced, name: replace(traced, whole=whole, declared=declared)}
     call = make_call(model, arguments, steps, known.examples, {**known.full, **full})
     return InferenceCall(replace(call, begun=first), which, name)

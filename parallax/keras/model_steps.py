@@ -42,7 +42,7 @@ class ModelStep:
         whole: flat indices of the parts of a batch whose length differs from the batch's, and which are passed in full.
         outputs: for a prediction: the structure of the model's result; the logs are its flat form.
         declared: the structure of its batches as the dataset of a call of `fit` declares it.
-        is_opened: whether it was traced for batches of the declared length, as the step computes with that number.
+        has_length: whether it may compute with a number for the length of the global batch.
     """
 
     concrete: ConcreteFunction
@@ -53,7 +53,7 @@ class ModelStep:
     outputs: Nest = None
     replicated: tuple[Variable, ...] = ()
     declared: Nest = None
-    is_opened: bool = False
+    has_length: bool = False
 
 
 def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False, declared: Nest = None) -> ModelStep:
@@ -125,7 +125,7 @@ def step_graph(
     steps = {}
     for name, one in traced.items():
         counts = is_counted and name == "train"
-        graph_step = graph.add(name, one.concrete, True, examples, lengths[name], counts, one.whole, one.is_opened)
+        graph_step = graph.add(name, one.concrete, True, examples, lengths[name], counts, one.whole, one.has_length)
         results, parts = graph_step.fetches
         steps[name] = replace(graph_step, fetches=(mark_results(graph.graph, results, rules_of_logs(one))[0], parts))
     return graph, steps
@@ -172,12 +172,14 @@ def _trace_by_length(
 ) -> ModelStep:
     """The step traced for batches of any length; or for their declared one, if it needs a number."""
     try:
-        return _trace(model, step, spec, replicated)
+        inputs = tf.nest.flatten(getattr(model, "inputs", None) or [])
+        is_fixed = any(len(one.shape) and one.shape[0] is not None for one in inputs)
+        return replace(_trace(model, step, spec, replicated), has_length=is_fixed)
     except (TypeError, ValueError, IndexError):
         declared_specs = tf.nest.flatten(declared)
         if not all(isinstance(one, tf.TensorSpec) and one.shape.rank and one.shape[0] for one in declared_specs):
             raise
-    return replace(_trace(model, step, declared, replicated), spec=spec, is_opened=True)
+    return replace(_trace(model, step, declared, replicated), spec=spec, has_length=True)
 
 
 def _trace(

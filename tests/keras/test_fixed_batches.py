@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from parallax import Config, Islands
+from parallax.analysis.graph_to_plan import analyse, plan_for
+from parallax.base.errors import GraphError, PlanError
+from parallax.plans.plan import one_host
 from tests.keras.here import difference, fit_plainly, outcome
-from tests.keras.two_here import fit_by
+from tests.keras.two_here import fit_by, read
 
 layers, ops = keras.layers, keras.ops
 LENGTH, ROWS, TOKENS = 8, 40, 50
@@ -99,6 +103,25 @@ def test_the_declared_length_of_a_dataset_s_batches_is_that_of_the_global_batch(
         return model, fit(model, batches, validation_data=batches.take(2), epochs=2, verbose=0).history
 
     assert difference(outcome(functools.partial(fit_by, 3), script), outcome(fit_plainly, script)) < 1e-5
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_a_batch_whose_length_is_a_number_is_not_cut_into_micro_batches(is_declared: bool) -> None:
+    inputs = keras.Input((6,), batch_size=LENGTH)
+    model = WithItsLoss(LOSSES[0]) if is_declared else keras.Model(inputs, layers.Dense(3)(_in_pairs(inputs)))
+    model.compile("sgd", "mse")
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(LENGTH, drop_remainder=True)
+    with pytest.raises(GraphError, match="the length of the whole batch as a number"):
+        fit_by(2, model, batches, verbose=0, settings={"accumulate_steps": 2})
+
+
+def test_a_batch_whose_length_is_a_number_is_not_shared_by_islands() -> None:
+    inputs = keras.Input((6,), batch_size=LENGTH)
+    model = keras.Model(inputs, layers.Dense(3)(_in_pairs(inputs)))
+    model.compile("sgd", "mse")
+    analysed = analyse(read(model, X, Y, batch_size=LENGTH, size=4).graph.graph)
+    with pytest.raises(PlanError, match="a batch length that is a number"):
+        plan_for(analysed, one_host(4), Config(islands=Islands(count=2)))
 
 
 def test_a_batch_without_a_declared_length_has_none() -> None:

@@ -18,7 +18,15 @@ from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.batches.batch_degrees import AS_MOST
 from parallax.analysis.reading.capture import variable_of_tensor
 from parallax.base.errors import GraphError
-from parallax.graph.batches import ROWS, batch_by_node, batch_of, find_report_kind, is_partial_sum, marked_nodes
+from parallax.graph.batches import (
+    ROWS,
+    batch_by_node,
+    batch_of,
+    find_report_kind,
+    is_numbered,
+    is_partial_sum,
+    marked_nodes,
+)
 from parallax.graph.ops import state_op
 from parallax.graph.view import Edge, GraphView, node_of
 from parallax.plans.gradient_rows import AccumulateGradient
@@ -52,6 +60,11 @@ def split_step(
     )
 
 
+_NUMBERED = (
+    "With accumulate_steps a step is cut into micro-batches, but the step of the batch {batch!r} may compute with the "
+    "length of the whole batch as a number: x.shape[0], or the batch_size of keras.Input. Use keras.ops.shape(x)[0] "
+    "and no batch_size, or leave accumulate_steps at 1."
+)
 _LATER = (
     "With accumulate_steps a step is cut into micro-batches and updates variables after the last of them, but {what} "
     "is computed from the batch after the update. Compute it before the update, or leave accumulate_steps at 1."
@@ -75,6 +88,9 @@ class _MicroBatchCut:
         view, batches = self.view, batch_by_node(self.view)
         trained = {batches[node] for keep in keeps if (node := node_of(keep.values)) in batches}
         steps = {batch_of(view.nodes[node_of(batch)]) for batch in trained}
+        for node in marked_nodes(view):
+            if is_numbered(view.nodes[node]) and batch_of(view.nodes[node]) in steps:
+                raise GraphError(_NUMBERED.format(batch=node))
         variables = self.walk.facts.captured.variables
         shapes = {one.values: variables[one.part].part.shape for one in self.walk.facts.sources}
         weighed = tuple(

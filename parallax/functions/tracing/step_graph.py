@@ -22,7 +22,15 @@ from parallax.base.errors import GraphError
 from parallax.base.types import ConcreteFunction, Graph, Nest, Operation, Tensor, TensorShape, TypeSpec, Variable
 from parallax.functions.tracing.lookup_tables import table_in_graph
 from parallax.functions.tracing.traced_values import handle_of, initial_of
-from parallax.graph.batches import mark_batch, mark_elements, mark_full, mark_length, mark_partial_sum, mark_row_ends
+from parallax.graph.batches import (
+    mark_batch,
+    mark_elements,
+    mark_full,
+    mark_length,
+    mark_numbered,
+    mark_partial_sum,
+    mark_row_ends,
+)
 from parallax.graph.view import EXAMPLES
 from parallax.report.logger import log
 
@@ -128,7 +136,7 @@ class StepGraph:
         full: int = 0,
         is_counted: bool = False,
         whole: frozenset[int] = frozenset(),
-        is_opened: bool = False,
+        has_length: bool = False,
     ) -> GraphStep:
         """Calls a traced function in the graph.
 
@@ -142,7 +150,8 @@ class StepGraph:
             full: the usual length of the global batch; other lengths are slower. 0 if unknown.
             is_counted: whether the graph's global step counts its runs; true of at most one step.
             whole: indices of flat arguments that are not batches whatever their first dimension is.
-            is_opened: whether it was traced for batches of one length, which workers share.
+            has_length: whether it may compute with a number for the length of the global batch, for which it may have
+                been traced.
 
         Raises:
             GraphError: it captures an object that no graph can contain.
@@ -151,10 +160,14 @@ class StepGraph:
         captured = [outer for outer, _ in body.captures]
         arguments = body.inputs[: len(body.inputs) - len(captured)]
         with self.graph.as_default(), self.graph.name_scope(f"{name}/"):
-            shapes = [[None, *one.shape[1:]] if is_opened else one.shape for one in arguments]
-            pairs = zip(arguments, shapes, strict=True)
-            feeds = tuple(tf.compat.v1.placeholder(one.dtype, shape, name=one.op.name) for one, shape in pairs)
+            feeds = tuple(
+                tf.compat.v1.placeholder(one.dtype, _open(one.shape) if opens else one.shape, name=one.op.name)
+                for number, one in enumerate(arguments)
+                for opens in [has_length and number not in whole]
+            )
             marked = _mark(feeds, name, concrete.structured_input_signature, full, whole) if is_uneven else None
+            for feed in feeds if has_length else ():
+                mark_numbered(feed)
             lengths = [examples] * len(feeds) if isinstance(examples, int) else examples
             for number, (feed, length_of_feed) in enumerate(zip(feeds, lengths, strict=True)):
                 if length_of_feed and number not in whole:
@@ -246,6 +259,11 @@ class StepGraph:
         """A function that returns a variable's initial value: zero (an empty text, False), or its traced one."""
         initial = initial_of(one.variable)
         return tf.compat.v1.zeros_initializer() if initial is None else partial(_import, initial)
+
+
+def _open(shape: TensorShape) -> TensorShape:
+    """The shape of a batch of any length."""
+    return tf.TensorShape([None]).concatenate(shape[1:]) if shape.rank else shape
 
 
 def unique_name(name: str, used_names: Collection[str]) -> str:
