@@ -48,6 +48,7 @@ class LoopStep:
         full: the usual length of the global batch; 0 if unknown.
         rules: how the workers' values of each result are combined, flat (tracing/results.py).
         whole: indices of its flat arguments whose length differs from the batch's, and which are passed in full.
+        has_length: as for `StepGraph.add`.
     """
 
     name: str
@@ -58,6 +59,7 @@ class LoopStep:
     full: int
     rules: tuple[str, ...]
     whole: frozenset[int] = frozenset()
+    has_length: bool = False
 
 
 class OpenLoop(NamedTuple):
@@ -247,7 +249,9 @@ def _graph_of(
     made: WeakKeyDictionary[LoopStep, GraphStep] = WeakKeyDictionary()
     rules: WeakKeyDictionary[LoopStep, tuple[str, ...]] = WeakKeyDictionary()
     for one in steps:
-        graph_step = graph.add(one.name, one.concrete, True, one.examples, one.full, whole=one.whole)
+        graph_step = graph.add(
+            one.name, one.concrete, True, one.examples, one.full, whole=one.whole, has_length=one.has_length
+        )
         results, rules[one] = mark_results(graph.graph, graph_step.fetches[0], one.rules)
         made[one] = replace(graph_step, fetches=(results, graph_step.fetches[1]))
     return graph, made, rules

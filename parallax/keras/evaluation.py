@@ -137,7 +137,10 @@ def trace_call(model: KerasModel, which: str, arguments: dict[str, Argument], la
     taking = (
         name
         for name, one in known.traced.items()
-        if is_step_of(which, name) and is_compatible(spec, one.spec) and one.whole == whole
+        if is_step_of(which, name)
+        and is_compatible(spec, one.spec)
+        and one.whole == whole
+        and (one.declared == declared or not one.has_length)
     )
     name = next(taking, None)
     if name is not None and known.graph.loop is None:

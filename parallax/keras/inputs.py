@@ -19,7 +19,7 @@ def open_spec(spec: Nest) -> Nest:
     """The spec of a batch of any length.
 
     Args:
-        spec: the structure of a dataset's elements, of tf.TensorSpec; an Optional becomes None.
+        spec: the structure of a dataset's elements, of tf.TensorSpec or None; an Optional becomes None.
 
     Raises:
         GraphError: an element has no rows.
@@ -42,8 +42,8 @@ def is_compatible(spec: Nest, traced: Nest) -> bool:
     return all(one is other or (one is not None and one.is_compatible_with(other)) for one, other in pairs)
 
 
-def _open(spec: TypeSpec) -> TypeSpec | None:
-    if isinstance(spec, tf.OptionalSpec):
+def _open(spec: TypeSpec | None) -> TypeSpec | None:
+    if spec is None or isinstance(spec, tf.OptionalSpec):
         return None
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec([None, *spec.shape[1:]], spec.dtype, spec.ragged_rank, spec.row_splits_dtype)

@@ -176,10 +176,12 @@ def _trace_by_length(
         is_fixed = any(len(one.shape) and one.shape[0] is not None for one in inputs)
         return replace(_trace(model, step, spec, replicated), has_length=is_fixed)
     except (TypeError, ValueError, IndexError):
-        declared_specs = tf.nest.flatten(declared)
-        if not all(isinstance(one, tf.TensorSpec) and one.shape.rank and one.shape[0] for one in declared_specs):
+        declared_specs = [one for one in tf.nest.flatten(declared) if one is not None]
+        if not declared_specs or not all(
+            isinstance(one, tf.TensorSpec) and one.shape.rank and one.shape[0] for one in declared_specs
+        ):
             raise
-    return replace(_trace(model, step, declared, replicated), spec=spec, has_length=True)
+    return replace(_trace(model, step, declared, replicated), has_length=True)
 
 
 def _trace(

@@ -17,7 +17,7 @@ from parallax.functions.batches.split_batch import find_replicated_parts
 from parallax.functions.loop import LoopStep, OpenLoop, ScriptLoop, loop_for
 from parallax.functions.tracing.batch_norm_setting import statistics_of
 from parallax.keras.fitting import check_traced
-from parallax.keras.inputs import batch_length, is_compatible
+from parallax.keras.inputs import batch_length, is_compatible, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.model_steps import ModelStep, rules_of_logs, traced_training, variables_of
 from parallax.keras.refusals import check_model
@@ -89,11 +89,11 @@ def prepare_model(
         JobEnded: in a process with a purpose other than training, such as `parallax plan`.
         ParallaxError: as `parallel_run`.
     """
-    spec, known = _spec_of(model, arguments), getattr(model.train_function, "__self__", None)
+    declared, known = _spec_of(model, arguments), getattr(model.train_function, "__self__", None)
     others: list[LoopModel] = []
     if isinstance(known, LoopModel) and known.is_of(model):
         others = known.others
-        fitting = next((one for one in others if one.takes(spec)), None)
+        fitting = next((one for one in others if one.takes(declared)), None)
         if fitting is not None:
             model.train_function = fitting.train_function
             return
@@ -104,17 +104,15 @@ def prepare_model(
         library_of(model).check_compiled(model, "train_on_batch")
         check_model(model)
         with statistics_of(config.batch_norm):
-            traced = replace(
-                traced_training(model, spec, merge_rows), whole=find_replicated_parts(_arrays_of(model, arguments))
-            )
+            traced = traced_training(model, open_spec(declared), merge_rows, declared)
+        traced = replace(traced, whole=find_replicated_parts(_arrays_of(model, arguments)))
         check_traced("train", traced)
         traced_steps.append(traced)
         full = batch_length(arguments.get("x"), sys.maxsize)
         examples = -(-full // calls.count_batch_parts(config, resource))
         variables = variables_of(model, traced.captured)
-        return LoopStep(
-            "train", traced.concrete, variables, traced.metrics, examples, full, rules_of_logs(traced), traced.whole
-        )
+        rules, whole, has_length = rules_of_logs(traced), traced.whole, traced.has_length
+        return LoopStep("train", traced.concrete, variables, traced.metrics, examples, full, rules, whole, has_length)
 
     before = [] if others else _steps.get(model, [])  # it was compiled again
     step = loop.add(trace, instead_of=before)
@@ -137,14 +135,12 @@ def _batch_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:
 
 
 def _spec_of(model: KerasModel, arguments: Mapping[str, Argument]) -> Nest:
-    """The spec of a batch of any length, formed by `train_on_batch` from its arguments."""
+    """The spec of the batch that `train_on_batch` forms from its arguments, with its length."""
 
     def spec(one: TensorLike | None) -> TypeSpec | None:
-        if one is None:
-            return None
-        if isinstance(one, tf.RaggedTensor):
-            return tf.RaggedTensorSpec([None, *one.shape[1:]], one.dtype, one.ragged_rank, one.row_splits.dtype)
+        if one is None or isinstance(one, tf.RaggedTensor):
+            return None if one is None else tf.type_spec_from_value(one)
         array = one if isinstance(one, tf.Tensor) else np.asarray(one)
-        return tf.TensorSpec([None, *array.shape[1:]], tf.as_dtype(array.dtype))
+        return tf.TensorSpec(array.shape, tf.as_dtype(array.dtype))
 
     return tf.nest.map_structure(spec, _batch_of(model, arguments))
