@@ -143,6 +143,28 @@ def test_batches_of_other_kinds_are_steps_of_their_own(opened, monkeypatch):
     assert opened == [["train"], ["train", "train_1"]]
 
 
+class DividesByLength(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.dense(data[0])) / data[0].shape[0]
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+def test_batches_of_other_lengths_are_steps_of_their_own_where_a_step_computes_with_the_length(opened, monkeypatch):
+    install()
+    monkeypatch.setattr(intercept_fit._use, "is_wanted", True)
+    model = DividesByLength()
+    model.compile(keras.optimizers.SGD(0.25))
+    batches = [np.ones([rows, 1], np.float32) for rows in (4, 4, 6)]
+    assert [float(model.train_on_batch(batch, return_dict=True)["loss"]) for batch in batches] == [1.0, 0.75, 0.5]
+    assert opened == [["train"], ["train", "train_1"]]
+
+
 def test_a_step_that_fails_to_open_is_not_one_of_the_loop(opened, monkeypatch):
     one = Trainer()
     one.step(X)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from parallax import Config, Islands
 from parallax.analysis.graph_to_plan import analyse, plan_for
 from parallax.base.errors import GraphError, PlanError
+from parallax.keras.evaluation import LastFit, trace_call
 from parallax.plans.plan import one_host
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by, read
@@ -103,6 +104,15 @@ def test_the_declared_length_of_a_dataset_s_batches_is_that_of_the_global_batch(
         return model, fit(model, batches, validation_data=batches.take(2), epochs=2, verbose=0).history
 
     assert difference(outcome(functools.partial(fit_by, 3), script), outcome(fit_plainly, script)) < 1e-5
+
+
+def test_an_evaluation_of_other_batches_has_a_step_of_its_own() -> None:
+    model = WithItsLoss(LOSSES[0])
+    model.compile("sgd", "mse")
+    eight, four = (tf.data.Dataset.from_tensor_slices((X, Y)).batch(n, drop_remainder=True) for n in (8, 4))
+    fit = read(model, eight, validation_data=eight)
+    names = [trace_call(model, "test", {"x": one}, LastFit(fit, None, 2, 1.0, 0, False)).name for one in (eight, four)]
+    assert names == ["test", "test_1"]
 
 
 @pytest.mark.parametrize("is_declared", [False, True])
