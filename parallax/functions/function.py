@@ -30,11 +30,12 @@ from parallax.functions.tracing.arguments import (
     arguments_text,
     bind_arguments,
     check_signature,
+    with_lengths,
     without_values,
 )
 from parallax.functions.tracing.batch_norm_setting import statistics_of
 from parallax.functions.tracing.results import rules_of
-from parallax.functions.tracing.trace_step import AS_TENSORFLOW, Tracing, traced_step
+from parallax.functions.tracing.trace_step import AS_TENSORFLOW, StepTrace, Tracing, traced_step
 from parallax.report.logger import log
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, settings
@@ -165,11 +166,24 @@ class _Variant:
     def takes(self, arguments: Arguments) -> bool:
         """Whether it was traced for such arguments, with equal lengths of all batches except those passed in full."""
         parts = [one for number, one in enumerate(arguments.tensors) if number not in self.step.whole]
-        return are_alike(self.arguments, arguments) and len(lengths_of(parts)) <= 1
+        lengths = set(lengths_of(parts))
+        is_of_length = lengths == {self.step.full} if self.step.has_length else len(lengths) <= 1
+        return is_of_length and are_alike(self.arguments, arguments)
 
     def is_of(self, owner: tuple[object, ...]) -> bool:
         """Whether it is a method of the given object or, if none is given, a function."""
         return not owner if self.owner is None else bool(owner) and self.owner() is owner[0]
+
+
+def _trace_by_length(trace: Callable[[Arguments], StepTrace], arguments: Arguments) -> tuple[StepTrace, bool]:
+    """(the step traced for batches of any length, False); or for those of a call, True, if it needs their number."""
+    try:
+        return trace(arguments), False
+    except (TypeError, ValueError, IndexError):
+        with_numbers = with_lengths(arguments)
+        if with_numbers is None or not any(one.shape.rank for one in with_numbers.specs):
+            raise
+    return trace(with_numbers), True
 
 
 def _reference(owner: tuple[object, ...]) -> Callable[[], object] | None:
@@ -283,15 +297,23 @@ class DistributedStep:
         """Traces the step for a call's arguments; see `call`."""
         arguments = self._arguments(owner, args, kwargs)
         step = functools.partial(self.python_function, *owner) if owner else self.python_function
+        trace = functools.partial(
+            traced_step,
+            step,
+            merges_rows=self._merges_rows,
+            returns=self._returns,
+            tracing=self._tracing,
+        )
         with statistics_of(self._config.batch_norm):
-            traced = traced_step(step, arguments, self._merges_rows, self._returns, self._tracing)
+            traced, has_length = _trace_by_length(trace, arguments)
         whole = find_replicated_parts(arguments.tensors)
         with_rows = [one for number, one in enumerate(arguments.tensors) if len(one.shape) and number not in whole]
         full = count_rows(with_rows) if with_rows else 0
         parts = calls.count_batch_parts(self._config, self._resource_info)
         examples = examples_of(arguments.tensors, parts)
         rules = rules_of(traced.concrete.structured_outputs[0], self._returns)
-        return LoopStep(self._name, traced.concrete, traced.variables, traced.metrics, examples, full, rules, whole)
+        variables, metrics = traced.variables, traced.metrics
+        return LoopStep(self._name, traced.concrete, variables, metrics, examples, full, rules, whole, has_length)
 
     def _arguments(
         self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]

@@ -143,6 +143,19 @@ def test_batches_of_other_kinds_are_steps_of_their_own(opened, monkeypatch):
     assert opened == [["train"], ["train", "train_1"]]
 
 
+def test_a_step_that_computes_with_the_length_of_its_batch_is_traced_for_each(opened):
+    kernel = tf.Variable([2.0])
+
+    @parallax.function
+    def step(x):
+        total = tf.reduce_sum(x * kernel) / x.shape[0] + tf.reduce_sum(tf.unstack(x)[1])
+        kernel.assign_add([1.0])
+        return total
+
+    assert [float(step(np.ones([rows, 1], np.float32))) for rows in (4, 4, 6, 4)] == [3.0, 4.0, 5.0, 6.0]
+    assert opened == [["step"], ["step", "step_1"]]
+
+
 class DividesByLength(keras.Model):
     def __init__(self):
         super().__init__()

@@ -130,6 +130,14 @@ def without_values(arguments: Arguments) -> Arguments:
     return replace(arguments, structure=_form_of(arguments), tensors=())
 
 
+def with_lengths(arguments: Arguments) -> Arguments | None:
+    """The arguments with the lengths of their batches in the specs; None where a tensor is ragged."""
+    if any(isinstance(one, tf.RaggedTensor) for one in arguments.tensors):
+        return None
+    pairs = zip(arguments.specs, arguments.tensors, strict=True)
+    return replace(arguments, specs=tuple(tf.TensorSpec(one.shape, spec.dtype) for spec, one in pairs))
+
+
 def are_alike(known: Arguments, passed: Arguments) -> bool:
     """Whether a trace for some arguments also serves others.
 
