@@ -160,14 +160,13 @@ class StepGraph:
         captured = [outer for outer, _ in body.captures]
         arguments = body.inputs[: len(body.inputs) - len(captured)]
         with self.graph.as_default(), self.graph.name_scope(f"{name}/"):
-            feeds = tuple(
-                tf.compat.v1.placeholder(one.dtype, _open(one.shape) if opens else one.shape, name=one.op.name)
-                for number, one in enumerate(arguments)
-                for opens in [has_length and number not in whole]
-            )
+            opened = [n for n in range(len(arguments)) if has_length and n not in whole]
+            shapes = [_open(one.shape) if n in opened else one.shape for n, one in enumerate(arguments)]
+            pairs = zip(arguments, shapes, strict=True)
+            feeds = tuple(tf.compat.v1.placeholder(one.dtype, shape, name=one.op.name) for one, shape in pairs)
             marked = _mark(feeds, name, concrete.structured_input_signature, full, whole) if is_uneven else None
-            for feed in feeds if has_length else ():
-                mark_numbered(feed)
+            for number in opened:
+                mark_numbered(feeds[number])
             lengths = [examples] * len(feeds) if isinstance(examples, int) else examples
             for number, (feed, length_of_feed) in enumerate(zip(feeds, lengths, strict=True)):
                 if length_of_feed and number not in whole:
