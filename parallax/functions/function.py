@@ -297,13 +297,8 @@ class DistributedStep:
         """Traces the step for a call's arguments; see `call`."""
         arguments = self._arguments(owner, args, kwargs)
         step = functools.partial(self.python_function, *owner) if owner else self.python_function
-        trace = functools.partial(
-            traced_step,
-            step,
-            merges_rows=self._merges_rows,
-            returns=self._returns,
-            tracing=self._tracing,
-        )
+        options = {"merges_rows": self._merges_rows, "returns": self._returns, "tracing": self._tracing}
+        trace = functools.partial(traced_step, step, **options)
         with statistics_of(self._config.batch_norm):
             traced, has_length = _trace_by_length(trace, arguments)
         whole = find_replicated_parts(arguments.tensors)
