@@ -39,7 +39,7 @@ from parallax.analysis.whatif.stage_memory import measure_stages, staged_memory_
 from parallax.base.errors import GraphError, PlanError
 from parallax.base.types import Graph
 from parallax.cluster.plan_inputs import PlanInputs, read_measured
-from parallax.graph.batches import is_numbered, is_of_front_end
+from parallax.graph.batches import has_numeric_length, is_of_front_end
 from parallax.graph.garbage import without_collections
 from parallax.graph.spec import GradientSource, GraphSpec, spec_from_json, spec_to_json
 from parallax.plans.memory import PROFILE, MemoryPlan
@@ -170,8 +170,8 @@ def plan_for(
     """
     constraints = constraints_of(config, synchronous)
     if islands_of(layout, config) is not None:
-        has_number = any(map(is_numbered, analysed.captured.view.nodes.values()))
-        check_for_islands(config, synchronous, layout, has_number)
+        is_numeric = any(map(has_numeric_length, analysed.captured.view.nodes.values()))
+        check_for_islands(config, synchronous, layout, is_numeric)
     if config.plan_file is None:
         measured = read_measured(config.cluster_profile, config.model_profile)
         if hosts:

@@ -54,14 +54,14 @@ def islands_of(layout: Layout, config: Config) -> IslandPlan | None:
     return IslandPlan(count, *settings, wanted.wire_dtype)
 
 
-def check_for_islands(config: Config, synchronous: bool, layout: Layout, has_number: bool = False) -> None:
+def check_for_islands(config: Config, synchronous: bool, layout: Layout, has_numeric_length: bool = False) -> None:
     """Refuses configurations that islands do not support.
 
     Args:
         config: the user's settings.
         synchronous: whether every step uses the gradients of all workers.
         layout: the workers.
-        has_number: whether the graph may compute with the length of the global batch as a number.
+        has_numeric_length: whether the graph may compute with the length of the global batch as a number.
 
     Raises:
         PlanError: names the unsupported part.
@@ -72,7 +72,7 @@ def check_for_islands(config: Config, synchronous: bool, layout: Layout, has_num
         "a plan file (plan_file)": config.plan_file is not None,
         "partitions that are searched (search_partitions)": config.search_partitions,
         "restarts without some hosts (restart.min_hosts)": config.restart.min_hosts is not None,
-        "a batch length that is a number (x.shape[0], or the batch_size of keras.Input)": has_number,
+        "a batch length that is a number (x.shape[0], or the batch_size of keras.Input)": has_numeric_length,
     }
     check_supported("islands", config, synchronous, others)
 

@@ -35,7 +35,7 @@ from parallax.functions.tracing.arguments import (
 )
 from parallax.functions.tracing.batch_norm_setting import statistics_of
 from parallax.functions.tracing.results import rules_of
-from parallax.functions.tracing.trace_step import AS_TENSORFLOW, StepTrace, Tracing, traced_step
+from parallax.functions.tracing.trace_step import AS_TENSORFLOW, Tracing, trace_by_length, traced_step
 from parallax.report.logger import log
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, settings
@@ -175,17 +175,6 @@ class _Variant:
         return not owner if self.owner is None else bool(owner) and self.owner() is owner[0]
 
 
-def _trace_by_length(trace: Callable[[Arguments], StepTrace], arguments: Arguments) -> tuple[StepTrace, bool]:
-    """(the step traced for batches of any length, False); or for those of a call, True, if it needs their number."""
-    try:
-        return trace(arguments), False
-    except (TypeError, ValueError, IndexError):
-        with_numbers = with_lengths(arguments)
-        if with_numbers is None or not any(one.shape.rank for one in with_numbers.specs):
-            raise
-    return trace(with_numbers), True
-
-
 def _reference(owner: tuple[object, ...]) -> Callable[[], object] | None:
     """Returns a function that returns a method's object while it exists."""
     if not owner:
@@ -300,7 +289,7 @@ class DistributedStep:
         options = {"merges_rows": self._merges_rows, "returns": self._returns, "tracing": self._tracing}
         trace = functools.partial(traced_step, step, **options)
         with statistics_of(self._config.batch_norm):
-            traced, has_length = _trace_by_length(trace, arguments)
+            traced, has_length = trace_by_length(trace, arguments, with_lengths(arguments))
         whole = find_replicated_parts(arguments.tensors)
         with_rows = [one for number, one in enumerate(arguments.tensors) if len(one.shape) and number not in whole]
         full = count_rows(with_rows) if with_rows else 0

@@ -30,7 +30,7 @@ _SUBSTITUTE = "_parallax_substitute"
 _STATED_RANK, _MOST_RANK = "_parallax_stated_rank", "_parallax_most_rank"
 _STATED_LENGTH = "_parallax_stated_length"
 _REPORTED, _PART = "_parallax_reported", "_parallax_part"
-FULL, _NUMBERED = "_parallax_full", "_parallax_numbered"
+FULL, _NUMERIC_LENGTH = "_parallax_full", "_parallax_numeric_length"
 _MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
 """Marks of batch lengths, which do not affect the identity of a graph."""
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
@@ -51,14 +51,14 @@ def mark_batch(placeholder: Tensor, step: str) -> None:
     _set(placeholder.op, _BATCH, step)
 
 
-def mark_numbered(placeholder: Tensor) -> None:
+def mark_numeric_length(placeholder: Tensor) -> None:
     """Marks a batch whose step may compute with the length of the global batch as a number."""
-    _set(placeholder.op, _NUMBERED, "")
+    _set(placeholder.op, _NUMERIC_LENGTH, "")
 
 
-def is_numbered(node: NodeDef) -> bool:
+def has_numeric_length(node: NodeDef) -> bool:
     """Whether a batch is so marked."""
-    return _NUMBERED in node.attr
+    return _NUMERIC_LENGTH in node.attr
 
 
 def mark_batch_of_script(view: GraphView, node: str, number: int) -> None:

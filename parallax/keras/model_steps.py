@@ -20,6 +20,7 @@ from parallax.functions.tracing.trace_step import (
     check_variables_reused,
     explain_open_lengths,
     record_handles,
+    trace_by_length,
 )
 from parallax.functions.tracing.written_variables import check_sums, find_sums
 from parallax.keras.libraries import library_of
@@ -171,17 +172,14 @@ def _trace_by_length(
     replicated: Sequence[Variable] = (),
 ) -> ModelStep:
     """The step traced for batches of any length; or for their declared one, if it needs a number."""
-    try:
-        inputs = tf.nest.flatten(getattr(model, "inputs", None) or [])
-        is_fixed = any(len(one.shape) and one.shape[0] is not None for one in inputs)
-        return replace(_trace(model, step, spec, replicated), has_length=is_fixed)
-    except (TypeError, ValueError, IndexError):
-        declared_specs = [one for one in tf.nest.flatten(declared) if one is not None]
-        if not declared_specs or not all(
-            isinstance(one, tf.TensorSpec) and one.shape.rank and one.shape[0] for one in declared_specs
-        ):
-            raise
-    return replace(_trace(model, step, declared, replicated), has_length=True)
+    specs = [one for one in tf.nest.flatten(declared) if one is not None]
+    has_lengths = all(isinstance(one, tf.TensorSpec) and one.shape.rank and one.shape[0] for one in specs)
+    traced, needs_number = trace_by_length(
+        lambda one: _trace(model, step, one, replicated), spec, declared if specs and has_lengths else None
+    )
+    inputs = tf.nest.flatten(getattr(model, "inputs", None) or [])
+    is_fixed = any(len(one.shape) and one.shape[0] is not None for one in inputs)
+    return replace(traced, has_length=needs_number or is_fixed)
 
 
 def _trace(

@@ -23,7 +23,7 @@ from parallax.graph.batches import (
     batch_by_node,
     batch_of,
     find_report_kind,
-    is_numbered,
+    has_numeric_length,
     is_partial_sum,
     marked_nodes,
 )
@@ -60,7 +60,7 @@ def split_step(
     )
 
 
-_NUMBERED = (
+_NUMERIC_LENGTH = (
     "With accumulate_steps a step is cut into micro-batches, but the step of the batch {batch!r} may compute with the "
     "length of the whole batch as a number: x.shape[0], or the batch_size of keras.Input. Use keras.ops.shape(x)[0] "
     "and no batch_size, or leave accumulate_steps at 1."
@@ -89,8 +89,8 @@ class _MicroBatchCut:
         trained = {batches[node] for keep in keeps if (node := node_of(keep.values)) in batches}
         steps = {batch_of(view.nodes[node_of(batch)]) for batch in trained}
         for node in marked_nodes(view):
-            if is_numbered(view.nodes[node]) and batch_of(view.nodes[node]) in steps:
-                raise GraphError(_NUMBERED.format(batch=node))
+            if has_numeric_length(view.nodes[node]) and batch_of(view.nodes[node]) in steps:
+                raise GraphError(_NUMERIC_LENGTH.format(batch=node))
         variables = self.walk.facts.captured.variables
         shapes = {one.values: variables[one.part].part.shape for one in self.walk.facts.sources}
         weighed = tuple(

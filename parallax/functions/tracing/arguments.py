@@ -131,8 +131,10 @@ def without_values(arguments: Arguments) -> Arguments:
 
 
 def with_lengths(arguments: Arguments) -> Arguments | None:
-    """The arguments with the lengths of their batches in the specs; None where a tensor is ragged."""
+    """The arguments with the lengths of their batches in the specs; None without one, or where a tensor is ragged."""
     if any(isinstance(one, tf.RaggedTensor) for one in arguments.tensors):
+        return None
+    if not any(len(one.shape) for one in arguments.tensors):
         return None
     pairs = zip(arguments.specs, arguments.tensors, strict=True)
     return replace(arguments, specs=tuple(tf.TensorSpec(one.shape, spec.dtype) for spec, one in pairs))

@@ -27,7 +27,7 @@ from parallax.graph.batches import (
     mark_elements,
     mark_full,
     mark_length,
-    mark_numbered,
+    mark_numeric_length,
     mark_partial_sum,
     mark_row_ends,
 )
@@ -166,7 +166,7 @@ class StepGraph:
             feeds = tuple(tf.compat.v1.placeholder(one.dtype, shape, name=one.op.name) for one, shape in pairs)
             marked = _mark(feeds, name, concrete.structured_input_signature, full, whole) if is_uneven else None
             for number in opened:
-                mark_numbered(feeds[number])
+                mark_numeric_length(feeds[number])
             lengths = [examples] * len(feeds) if isinstance(examples, int) else examples
             for number, (feed, length_of_feed) in enumerate(zip(feeds, lengths, strict=True)):
                 if length_of_feed and number not in whole:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
@@ -38,6 +39,9 @@ class Tracing:
 AS_TENSORFLOW = Tracing()
 _OF_NONE = ("None values not supported", "NoneType", "a value (None)")
 """Texts by which TensorFlow and Python report a None in place of a number."""
+_Spec = TypeVar("_Spec")
+_Trace = TypeVar("_Trace")
+_ERRORS_OF_NONE = (TypeError, ValueError, IndexError)
 _OPEN_LENGTH = (
     "parallax: A step is traced for batches of any length, so x.shape[0] is None. Where the step needs the length, "
     "use tf.shape(x)[0] or keras.ops.shape(x)[0]."
@@ -124,12 +128,28 @@ def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> lis
     return [tf.identity(one) for one in parts]
 
 
+def trace_by_length(trace: Callable[[_Spec], _Trace], spec: _Spec, declared: _Spec | None) -> tuple[_Trace, bool]:
+    """(a step traced for batches of any length, False); or for the declared one, True, if it needs a number.
+
+    Args:
+        trace: traces the step.
+        spec: of batches of any length.
+        declared: the same with the length of the global batch; None if it is unknown.
+    """
+    try:
+        return trace(spec), False
+    except _ERRORS_OF_NONE:
+        if declared is None:
+            raise
+    return trace(declared), True
+
+
 @contextmanager
 def explain_open_lengths() -> Iterator[None]:
     """A context for the trace of a step; errors that a batch's open length may have caused get a note that says so."""
     try:
         yield
-    except (TypeError, ValueError, IndexError) as error:
+    except _ERRORS_OF_NONE as error:
         if any(words in str(error) for words in _OF_NONE):
             error.args = (f"{str(error).strip()}\n{_OPEN_LENGTH}", *error.args[1:])
         raise
