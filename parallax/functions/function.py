@@ -296,8 +296,10 @@ class DistributedStep:
         parts = calls.count_batch_parts(self._config, self._resource_info)
         examples = examples_of(arguments.tensors, parts)
         rules = rules_of(traced.concrete.structured_outputs[0], self._returns)
-        variables, metrics = traced.variables, traced.metrics
-        return LoopStep(self._name, traced.concrete, variables, metrics, examples, full, rules, whole, has_length)
+        variables, metrics, summaries = traced.variables, traced.metrics, traced.summaries
+        return LoopStep(
+            self._name, traced.concrete, variables, metrics, examples, full, rules, summaries, whole, has_length
+        )
 
     def _arguments(
         self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]

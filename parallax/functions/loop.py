@@ -25,6 +25,7 @@ from parallax.functions.remote.driven_workers import ReservedWorkers, reserved_w
 from parallax.functions.remote.remote_steps import RemoteSteps
 from parallax.functions.tracing.results import mark_results
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph, StepVariable, unique_name
+from parallax.functions.tracing.summaries import StepSummaries
 from parallax.functions.tracing.traced_values import take_values
 from parallax.functions.tracing.written_variables import check_sums
 from parallax.functions.variables import TrainedVariables
@@ -41,12 +42,13 @@ class LoopStep:
 
     Attributes:
         name: its scope in a graph.
-        concrete: returns (results, values of the variables of metrics).
+        concrete: returns (results, values of the variables of metrics, values of summaries).
         variables: the variables that it reads, by names that are unique in it.
         metrics: the tf.Variables of metrics, in order.
         examples: the number of a worker's examples of each tensor of a batch; 0 if unknown.
         full: the usual length of the global batch; 0 if unknown.
         rules: how the workers' values of each result are combined, flat (tracing/results.py).
+        summaries: those that it writes.
         whole: indices of its flat arguments whose length differs from the batch's, and which are passed in full.
         has_length: as for `StepGraph.add`.
     """
@@ -58,6 +60,7 @@ class LoopStep:
     examples: int | Sequence[int]
     full: int
     rules: tuple[str, ...]
+    summaries: StepSummaries
     whole: frozenset[int] = frozenset()
     has_length: bool = False
 
@@ -152,11 +155,12 @@ class ScriptLoop:
         """
         opened = self.session()
         running, variables, made = opened.running, opened.variables, opened.steps[step]
-        results, parts = made.fetches
+        results, parts, summaries = made.fetches
         result_tensors = [one for one in tf.nest.flatten(results) if one is not None]
         with self.guard():
             variables.flush()
-            wait = running.start(made, running.pack_part(batch, step.whole), result_tensors, parts, opened.rules[step])
+            share, fetches = running.pack_part(batch, step.whole), [*result_tensors, *summaries]
+            wait = running.start(made, share, fetches, parts, opened.rules[step])
             variables.outdate()
             fetched: list[Value] = []
 
@@ -167,7 +171,8 @@ class ScriptLoop:
 
             variables.sums.follow(variables.numbers[step.name], values)
             variables.sums.latest.arrive()
-        return results, fetched
+        step.summaries.write(fetched[len(result_tensors) :])
+        return results, fetched[: len(result_tensors)]
 
     def refresh_variables(self) -> None:
         """Copies the trained values to the script's variables."""
@@ -252,8 +257,10 @@ def _graph_of(
         graph_step = graph.add(
             one.name, one.concrete, True, one.examples, one.full, whole=one.whole, has_length=one.has_length
         )
-        results, rules[one] = mark_results(graph.graph, graph_step.fetches[0], one.rules)
-        made[one] = replace(graph_step, fetches=(results, graph_step.fetches[1]))
+        results, parts, summaries = graph_step.fetches
+        rules_of_all = [*one.rules, *["whole"] * len(summaries)]
+        (results, summaries), rules[one] = mark_results(graph.graph, (results, summaries), rules_of_all)
+        made[one] = replace(graph_step, fetches=(results, parts, summaries))
     return graph, made, rules
 
 

@@ -18,6 +18,7 @@ from parallax.functions.tracing.traced_values import bytes_of
 from parallax.functions.variables import TrainedVariables, find_large_variables
 from parallax.keras import keras3
 from parallax.keras.arrays import index_input
+from parallax.keras.batch_summaries import summaries_of_callbacks
 from parallax.keras.fitting import FitCall, batches_of, driving, is_step_of, make_call, peek, split_input
 from parallax.keras.inputs import batch_length, count_examples, is_compatible
 from parallax.keras.model_steps import traced_evaluation, traced_prediction
@@ -148,9 +149,11 @@ def trace_call(model: KerasModel, which: str, arguments: dict[str, Argument], la
     name = name or unique_name(which, known.traced)
     full = {name: batch_length(arguments.get("x"), arguments.get("batch_size"))}
     replicated = [one for traced in known.traced.values() for one in traced.replicated]
-    traced = (
-        traced_prediction(model, spec) if which == "predict" else traced_evaluation(model, spec, replicated, declared)
-    )
+    if which == "predict":
+        traced = traced_prediction(model, spec)
+    else:
+        with summaries_of_callbacks(arguments, "test"):
+            traced = traced_evaluation(model, spec, replicated, declared)
     steps = {**known.traced, name: replace(traced, whole=whole, declared=declared)}
     call = make_call(model, arguments, steps, known.examples, {**known.full, **full})
     return InferenceCall(replace(call, begun=first), which, name)

@@ -26,6 +26,7 @@ from parallax.functions.tracing.step_graph import GraphStep, StepGraph
 from parallax.functions.tracing.traced_values import take_values
 from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import index_input, index_validation
+from parallax.keras.batch_summaries import summaries_of_callbacks
 from parallax.keras.callbacks import callback_list_for
 from parallax.keras.datasets import find_unsplit_parts, split_dataset
 from parallax.keras.epochs import PeekedDataset, PeekedDatasets
@@ -158,10 +159,13 @@ def read_steps(
         name: steps[name] for name, one in batches.items() if name in steps and steps[name].declared == one.declared
     }
     if "train" not in traced:
-        traced = {"train": traced_training(model, batches["train"].spec, merge_rows, batches["train"].declared)}
+        train = batches["train"]
+        with summaries_of_callbacks(arguments, "train"):
+            traced = {"train": traced_training(model, train.spec, merge_rows, train.declared)}
     if "test" in batches and "test" not in traced:
         test = batches["test"]
-        traced["test"] = traced_evaluation(model, test.spec, traced["train"].replicated, test.declared)
+        with summaries_of_callbacks(arguments, "test"):
+            traced["test"] = traced_evaluation(model, test.spec, traced["train"].replicated, test.declared)
     for name, one in batches.items():
         traced[name] = replace(traced[name], whole=one.whole, declared=one.declared)
     if before is not None and not is_counted:  # a graph with checkpoints has the steps of its own call alone

@@ -15,6 +15,7 @@ from parallax.base.types import ConcreteFunction, KerasModel, Log, Logs, Nest, T
 from parallax.functions.tracing.batch_norm_setting import fused_normalizations
 from parallax.functions.tracing.results import default_rule, mark_results, reported_value
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph, StepVariable, unique_name
+from parallax.functions.tracing.summaries import StepSummaries, record_summaries
 from parallax.functions.tracing.trace_step import (
     captured_variables,
     check_variables_reused,
@@ -35,11 +36,12 @@ class ModelStep:
     """A step of a model as traced by TensorFlow.
 
     Attributes:
-        concrete: returns (logs, values of the metrics' variables).
+        concrete: returns (logs, values of the metrics' variables, values of summaries).
         metrics: the tf.Variables of metrics that add up over workers, in order.
         replicated: the other tf.Variables of metrics.
         spec: of its input.
         captured: the tf.Variables that it reads, in the order of first use.
+        summaries: those that it writes.
         whole: flat indices of the parts of a batch whose length differs from the batch's, and which are passed in full.
         outputs: for a prediction: the structure of the model's result; the logs are its flat form.
         declared: the structure of its batches as the dataset of a call of `fit` declares it.
@@ -50,6 +52,7 @@ class ModelStep:
     metrics: tuple[Variable, ...]
     spec: Nest
     captured: tuple[Variable, ...]
+    summaries: StepSummaries
     whole: frozenset[int] = frozenset()
     outputs: Nest = None
     replicated: tuple[Variable, ...] = ()
@@ -127,8 +130,10 @@ def step_graph(
     for name, one in traced.items():
         counts = is_counted and name == "train"
         graph_step = graph.add(name, one.concrete, True, examples, lengths[name], counts, one.whole, one.has_length)
-        results, parts = graph_step.fetches
-        steps[name] = replace(graph_step, fetches=(mark_results(graph.graph, results, rules_of_logs(one))[0], parts))
+        logs, parts, summaries = graph_step.fetches
+        rules = [*rules_of_logs(one), *["whole"] * len(summaries)]
+        (logs, summaries), _ = mark_results(graph.graph, (logs, summaries), rules)
+        steps[name] = replace(graph_step, fetches=(logs, parts, summaries))
     return graph, steps
 
 
@@ -191,16 +196,18 @@ def _trace(
 ) -> ModelStep:
     metrics: list[Variable] = []
     others: list[Variable] = []
+    written: list[StepSummaries] = []
 
-    def trace_step(data: Nest) -> tuple[Logs, list[Tensor]]:
-        with library_of(model).converting_layers(), fused_normalizations():
+    def trace_step(data: Nest) -> tuple[Logs, list[Tensor], list[Tensor]]:
+        with library_of(model).converting_layers(), fused_normalizations(), record_summaries() as summaries:
             logs = step(data)
+        written[:] = [summaries]
         found = _metric_variables(model) if has_metrics else []
         candidates = [one for one in found if not any(one is other for other in replicated)]
         metrics[:] = find_sums(tf.compat.v1.get_default_graph(), candidates)
         others[:] = [one for one in found if not any(one is other for other in metrics)]
         logs = {name: _mark_mean(value, metrics) for name, value in flat_logs(logs).items()}
-        return logs, [tf.identity(variable) for variable in metrics]
+        return logs, [tf.identity(variable) for variable in metrics], summaries.tensors
 
     def trace() -> tuple[ConcreteFunction, list[Variable]]:
         with record_handles() as by_handle, explain_open_lengths():
@@ -216,7 +223,7 @@ def _trace(
         check_variables_reused(
             unknown, captured
         )  # the script has them elsewhere, or the step creates them in every call
-    return ModelStep(concrete, tuple(metrics), spec, tuple(captured), replicated=tuple(others))
+    return ModelStep(concrete, tuple(metrics), spec, tuple(captured), written[0], replicated=tuple(others))
 
 
 def _trained_and_slots(model: KerasModel) -> set[int]:

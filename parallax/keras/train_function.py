@@ -13,10 +13,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 import tensorflow as tf
 
-from parallax.base.types import Argument, KerasModel, Logs, Nest, TensorLike, Value
+from parallax.base.types import Argument, KerasModel, Logs, Nest, TensorLike
 from parallax.functions.batches.numbered_rows import NumberedArrays, NumberedRows
 from parallax.functions.batches.row_pipeline import RawRows, RowPipeline
+from parallax.functions.metric_sums import StepValues
 from parallax.functions.remote.remote_steps import RemoteSteps
+from parallax.functions.tracing.results import rules_of_fetches
 from parallax.functions.tracing.step_graph import GraphStep
 from parallax.functions.tracing.traced_values import InFile
 from parallax.functions.tracing.written_variables import find_written
@@ -173,26 +175,39 @@ class ModelTraining:
         """The model's results for batches, in their own structure."""
         step, running = self._steps["predict"], self._running
         self.variables.flush()
-        outputs = []
+        results, _, summaries = step.fetches
+        fetches = [*results.values(), *summaries]
+        rules = rules_of_fetches(results.values(), summaries)
+        waits = []
         for batch in batches:
             share = running.pack_part(self._parts_of("predict", batch), step.whole)
-            outputs.append(running.start(step, share, list(step.fetches[0].values())))
+            waits.append(running.start(step, share, fetches, rules=rules))
             self.variables.outdate(self._written["predict"])
-        rows = [
-            tf.convert_to_tensor(np.concatenate(parts)) for parts in zip(*(wait() for wait in outputs), strict=True)
-        ]
+        outputs = []
+        for wait in waits:
+            values = wait()
+            outputs.append(values[: len(results)])
+            self._traced["predict"].summaries.write(values[len(results) :])
+        rows = [tf.convert_to_tensor(np.concatenate(parts)) for parts in zip(*outputs, strict=True)]
         return tf.nest.pack_sequence_as(self._traced["predict"].outputs, rows)
 
     def _step(self, which: str, batch: Sequence[TensorLike | NumberedRows | RawRows]) -> Logs:
         self.variables.flush()
-        logs, step = self._logs[which], self._steps[which]
-        results, parts = step.fetches
+        logs, step, written = self._logs[which], self._steps[which], self._traced[which].summaries
+        results, parts, summaries = step.fetches
+        others = [results[name] for name in logs.others]
+        rules = rules_of_fetches(others, summaries)
         share = self._running.pack_part(batch, step.whole)
-        wait = self._running.start(step, share, [results[name] for name in logs.others], parts)
+        wait = self._running.start(step, share, [*others, *summaries], parts, rules)
         self.variables.outdate(self._written[which])
-        self.variables.sums.follow(
-            self.variables.numbers[step.name], lambda: _values_of(wait(), len(parts), logs.others)
-        )
+
+        def wait_for_values() -> StepValues:
+            values = wait()
+            first = len(values) - len(summaries)
+            written.write(values[first:])
+            return values[: len(parts)], dict(zip(logs.others, values[len(parts) : first], strict=True))
+
+        self.variables.sums.follow(self.variables.numbers[step.name], wait_for_values)
         library_of(self._model).has_trained(self._model, which)
         return self._report(results, logs)
 
@@ -212,8 +227,3 @@ class ModelTraining:
             return nested_logs(logs.logs(latest.sums, latest.others))
 
         return library_of(self._model).late_logs(nothing, compute) if self._has_late_logs else compute()
-
-
-def _values_of(results: Sequence[Value], parts: int, others: Iterable[str]) -> tuple[list[Value], dict[str, Value]]:
-    """The sums of metrics, and the other logs, of a step's results."""
-    return list(results[:parts]), dict(zip(others, results[parts:], strict=True))

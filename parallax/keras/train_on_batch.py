@@ -111,8 +111,19 @@ def prepare_model(
         full = batch_length(arguments.get("x"), sys.maxsize)
         examples = -(-full // calls.count_batch_parts(config, resource))
         variables = variables_of(model, traced.captured)
-        rules, whole, has_length = rules_of_logs(traced), traced.whole, traced.has_length
-        return LoopStep("train", traced.concrete, variables, traced.metrics, examples, full, rules, whole, has_length)
+        rules, whole, summaries = rules_of_logs(traced), traced.whole, traced.summaries
+        return LoopStep(
+            "train",
+            traced.concrete,
+            variables,
+            traced.metrics,
+            examples,
+            full,
+            rules,
+            summaries,
+            whole,
+            traced.has_length,
+        )
 
     before = [] if others else _steps.get(model, [])  # it was compiled again
     step = loop.add(trace, instead_of=before)

@@ -16,6 +16,7 @@ from parallax.functions.mirrors import Mirrors
 from parallax.keras import intercept_fit
 from parallax.keras.intercept_fit import install
 from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job
+from tests.functions.scripts.micro_loop import read_summaries
 from tests.keras.here import OneWorkerSession, StepsHere
 
 
@@ -176,6 +177,62 @@ def test_batches_of_other_lengths_are_steps_of_their_own_where_a_step_computes_w
     batches = [np.ones([rows, 1], np.float32) for rows in (4, 4, 6)]
     assert [float(model.train_on_batch(batch, return_dict=True)["loss"]) for batch in batches] == [1.0, 0.75, 0.5]
     assert opened == [["train"], ["train", "train_1"]]
+
+
+def test_a_step_writes_summaries_by_the_writers_of_the_script(opened, tmp_path):
+    one, other = (tf.summary.create_file_writer(str(tmp_path / name)) for name in ("one", "other"))
+
+    @parallax.function
+    def step(x, number):
+        with one.as_default():
+            tf.summary.scalar("sum", tf.reduce_sum(x), number)
+            with other.as_default(number), tf.summary.record_if(number > 1):
+                tf.summary.image("image", tf.reshape(x, [1, 2, 2, 1]))
+        return tf.reduce_mean(x)
+
+    for number in range(4):
+        assert step(X * number, tf.constant(number, tf.int64)) == number
+    assert [one.item() for one in read_summaries(tmp_path / "one").values()] == [0.0, 4.0, 8.0, 12.0]
+    assert list(read_summaries(tmp_path / "other")) == ["image 2", "image 3"]
+
+
+@pytest.mark.parametrize("is_called", [True, False])
+def test_a_summary_in_a_body_of_a_step_is_refused(opened, tmp_path, is_called):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+
+    def write(x):
+        with writer.as_default(1):
+            tf.summary.scalar("big", tf.reduce_sum(x))
+
+    @parallax.function
+    def step(x):
+        if is_called:
+            tf.function(write)(x)
+        elif tf.reduce_sum(x) > 1:
+            write(x)
+        return tf.reduce_mean(x)
+
+    with pytest.raises(GraphError, match=r"writes the summary '(cond/)?big' in a conditional, .* tf.summary.record_if"):
+        step(X)
+
+
+def test_a_summary_of_a_function_that_the_script_has_called_before_is_refused(opened, tmp_path):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def write(x):
+        with writer.as_default(1):
+            tf.summary.scalar("big", tf.reduce_sum(x))
+        return x
+
+    write(tf.constant(X))
+
+    @parallax.function
+    def step(x):
+        return tf.reduce_mean(write(x))
+
+    with pytest.raises(GraphError, match=r"uses a summary writer of a tf.function .* write its summary in the step"):
+        step(X)
 
 
 def test_a_step_that_fails_to_open_is_not_one_of_the_loop(opened, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.here import check, difference, fit_here, fit_plainly, outcome
+from tests.keras.two_here import outcome_of_two
 
 layers, callbacks = keras.layers, keras.callbacks
 X = np.random.RandomState(1).rand(20, 4).astype("float32")
@@ -170,6 +171,36 @@ def test_scalars_and_histograms_are_written_for_tensorboard(folder):
 
     found = check(make)["found"]
     assert any("epoch_loss 1" in name for name in found) and any("histogram" in name for name in found)
+
+
+@keras.saving.register_keras_serializable()
+class Watched(keras.layers.Layer):
+    """Writes summaries of its inputs."""
+
+    def call(self, x):
+        tf.summary.scalar("largest", tf.reduce_max(x))
+        tf.summary.histogram("inputs", x, buckets=4)
+        return x
+
+
+@pytest.mark.parametrize("frequency", [1, 2])
+def test_summaries_of_a_layer_are_written_for_tensorboard(folder, frequency):
+    def make(train):
+        model, own = keras.Sequential([keras.Input([4]), Watched(), keras.layers.Dense(1)]), folder()
+        model.compile("sgd", "mse")
+        trained(train, model, [callbacks.TensorBoard(own, update_freq=frequency)], epochs=2, validation_split=0.25)
+        events = {file.parent.name: summary_events(file) for file in sorted(own.rglob("*tfevents*"))}
+        return model, {place: [one for one in seen if "watched" in one[0]] for place, seen in events.items()}
+
+    found, two, plain = check(make)["found"], outcome_of_two(make), outcome(fit_plainly, make)
+    assert difference(two, plain) < 1e-5
+    assert [len(found[place]) for place in ("train", "validation")] == ([12, 4] if frequency == 1 else [0, 0])
+
+
+def summary_events(file):
+    """(tag, step, tensor) of each summary of a file, in order."""
+    events = tf.compat.v1.train.summary_iterator(str(file))
+    return [(one.tag, event.step, tf.make_ndarray(one.tensor)) for event in events for one in event.summary.value]
 
 
 @pytest.mark.rotates(days=5)

@@ -11,7 +11,7 @@ one process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
@@ -79,6 +79,11 @@ def default_rule(tensor: Tensor) -> str:
     if tensor.shape.rank == 0 and _is_real(tensor):
         return "mean"
     return "rows" if tensor.shape.rank and tensor.shape[0] is None else "whole"
+
+
+def rules_of_fetches(logs: Iterable[Tensor], summaries: Sequence[Tensor]) -> list[str]:
+    """The rules of fetched logs, which are the default ones, and of summaries, which the step replicates."""
+    return [*map(default_rule, logs), *["whole"] * len(summaries)]
 
 
 def mark_results(graph: Graph, fetches: Nest, rules: Sequence[str]) -> tuple[Nest, tuple[str, ...]]:

@@ -42,6 +42,8 @@ _OPEN_SHAPE = (
     "Variable {name!r} has the open shape {shape}, but a plan needs the size of every variable. Create it with a fixed "
     "shape, and count in another variable how many of its rows are in use."
 )
+_WRITER = "a summary writer of a tf.function that it calls"
+_WRITE = "Return the value from that function, and write its summary in the step."
 _MOVE = "Move that part to the input pipeline (tf.data's map), which runs before the step."
 
 
@@ -206,6 +208,8 @@ class StepGraph:
         if outer.dtype in (tf.resource, tf.variant):
             if (table := self._table(step, outer)) is not None:
                 return table
+            if "SummaryWriter" in repr(outer):
+                raise GraphError(_UNKNOWN.format(step=step, what=_WRITER, remedy=_WRITE))
             what = f"the {outer.dtype.name} {getattr(outer, 'name', outer)!r}: an iterator, a queue, a dataset"
             raise GraphError(_UNKNOWN.format(step=step, what=what, remedy=_MOVE))
         value = np.asarray(outer.numpy())

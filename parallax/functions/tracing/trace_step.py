@@ -17,6 +17,7 @@ from parallax.functions.tracing.batch_norm_setting import fused_normalizations
 from parallax.functions.tracing.libraries import LibraryVariable, record_library_use
 from parallax.functions.tracing.results import mark_means
 from parallax.functions.tracing.step_graph import StepVariable, unique_name
+from parallax.functions.tracing.summaries import StepSummaries, record_summaries
 from parallax.functions.tracing.traced_values import handle_of
 from parallax.functions.tracing.written_variables import check_returned, find_sums
 
@@ -58,14 +59,16 @@ class StepTrace:
 
     Attributes:
         concrete: has the flat tensors of the arguments as inputs; returns (results, values of the variables of
-            metrics).
+            metrics, values of summaries).
         variables: the variables that it reads, each with a unique name.
         metrics: the tf.Variables whose values add up over replicas (`aggregation` SUM), as those of metrics, in order.
+        summaries: those that it writes.
     """
 
     concrete: ConcreteFunction
     variables: tuple[StepVariable, ...]
     metrics: tuple[Variable, ...]
+    summaries: StepSummaries
 
 
 def traced_step(
@@ -89,13 +92,15 @@ def traced_step(
             call.
     """
     parts: list[Variable] = []
+    written: list[StepSummaries] = []
     as_it_is = tf.autograph.experimental.do_not_convert(_read_parts)
 
     def call(*tensors: Tensor) -> Nest:
         args, kwargs = with_tensors(arguments.structure, tensors)
-        with fused_normalizations():
+        with fused_normalizations(), record_summaries() as summaries:
             results = mark_means(step(*args, **kwargs), returns)
-        return results, as_it_is(parts, by_handle)
+        written[:] = [summaries]
+        return results, as_it_is(parts, by_handle), summaries.tensors
 
     def trace() -> ConcreteFunction:
         options = tracing.autograph_options
@@ -111,8 +116,9 @@ def traced_step(
             concrete = trace()
             captured, known = captured_variables(concrete, by_handle), seen()
             check_variables_reused(made, captured)
-        check_returned(concrete, parts, concrete.outputs[: len(concrete.outputs) - len(parts)])
-        return StepTrace(concrete, tuple(_name_variables(captured, known)), tuple(parts))
+        results, _, values = concrete.structured_outputs
+        check_returned(concrete, parts, [one for one in tf.nest.flatten([results, values]) if tf.is_tensor(one)])
+        return StepTrace(concrete, tuple(_name_variables(captured, known)), tuple(parts), written[0])
 
 
 def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> list[Tensor]:

@@ -1,12 +1,14 @@
 """A custom loop over a Keras model: python custom_loop.py OPTIMIZER OUTPUT trains it by parallax.function."""
 
 import sys
+import tempfile
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import parallax
+from tests.functions.scripts.micro_loop import read_summaries
 
 BATCHES, ROWS, STEPS = 3, 8, 20
 OPTIMIZERS = {
@@ -57,6 +59,8 @@ def write_oddly(table, number):
 def trained(optimizer, distributed):
     """What a script sees of a training: losses, predictions, a metric, variables."""
     net, rule = model(), OPTIMIZERS[optimizer]()
+    folder = tempfile.mkdtemp()
+    writer = tf.summary.create_file_writer(folder)
     metric, mean, steps = keras.metrics.MeanAbsoluteError(), keras.metrics.Mean(), keras.metrics.Sum(dtype="int32")
 
     class Trainer:
@@ -79,6 +83,8 @@ def trained(optimizer, distributed):
         mean.update_state(loss)
         steps.update_state(1)
         squares = tf.square(predicted - y)
+        with writer.as_default(step=rule.iterations if optimizer != "tf.train" else 0):
+            tf.summary.histogram("predicted", predicted, buckets=5)
         return {"loss": loss, "root": tf.sqrt(tf.reduce_mean(squares)), "sum": tf.reduce_sum(squares), "of": predicted}
 
     trainer, evaluate, seen = Trainer(), tf.function(lambda x: net(x)), {}
@@ -93,6 +99,8 @@ def trained(optimizer, distributed):
         if number == 11 and hasattr(Trainer.step, "worker_id"):
             save(net, rule)
         write_oddly(net.layers[1].embeddings.value, number)
+    writer.close()
+    seen.update(read_summaries(folder))
     seen["metric at the end"] = float(metric.result())
     seen["mean of losses"], seen["steps"] = float(mean.result()), int(steps.result())
     seen.update({f"weight {number}": value for number, value in enumerate(net.get_weights())})

@@ -1,6 +1,8 @@
 """A custom loop whose steps are cut into micro-batches: python micro_loop.py OUTPUT trains it by parallax.function."""
 
 import sys
+import tempfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -9,6 +11,12 @@ import tensorflow as tf
 import parallax
 
 BATCHES = (8, 7, 8, 3, 1, 8)
+
+
+def read_summaries(folder):
+    """The tensors that writers have written to a folder, by tag and step."""
+    events = (event for path in Path(folder).iterdir() for event in tf.compat.v1.train.summary_iterator(str(path)))
+    return {f"{one.tag} {event.step}": tf.make_ndarray(one.tensor) for event in events for one in event.summary.value}
 
 
 def trained(distributed):
@@ -20,6 +28,8 @@ def trained(distributed):
     error, mean = keras.metrics.MeanAbsoluteError(), keras.metrics.Mean()
     steps, seen_examples = keras.metrics.Sum(dtype="int32"), tf.Variable(0, trainable=False)
     variables = [*emb.trainable_variables, *dense.trainable_variables]
+    folder = tempfile.mkdtemp()
+    writer = tf.summary.create_file_writer(folder)
 
     def step(x, y, factor):
         with tf.GradientTape() as tape:
@@ -36,6 +46,9 @@ def trained(distributed):
         steps.update_state(1)
         seen_examples.assign_add(tf.shape(x)[0])
         right = tf.reduce_sum(tf.cast(tf.abs(predicted - y) < 1.0, tf.int32))
+        count = tf.cast(rule.iterations, tf.int64)
+        with writer.as_default(step=count), tf.summary.record_if(lambda: count % 2 == 0):
+            tf.summary.scalar("squares", tf.reduce_sum(squares))
         return {
             **{"loss": loss, "penalty": penalty, "mean": tf.reduce_mean(squares), "of": predicted, "right": right},
             **{"columns": tf.reduce_mean(rows, [0, 1]), "norm": norm, "bias": tf.identity(dense.bias)},
@@ -46,6 +59,9 @@ def trained(distributed):
         x, y = numbers.integers(0, 20, [rows, 3]), numbers.normal(size=[rows, 1]).astype(np.float32)
         out = made(x, y, tf.constant(0.1))
         found.update({f"{name} {number}": value.numpy() for name, value in out.items()})
+    summaries = read_summaries(folder)
+    assert len(summaries) == len(BATCHES) // 2
+    found.update(summaries)
     found["metrics"] = np.array([float(one.result()) for one in (error, mean, steps)])
     found["examples"] = seen_examples.numpy()
     found.update({f"weight {number}": one.numpy() for number, one in enumerate(variables)})
