@@ -30,6 +30,7 @@ from parallax.transform.building.editor import (
 )
 from parallax.transform.building.loop_entries import bring_into_loops, run_in_order
 from parallax.transform.building.wire import Rounding
+from parallax.transform.building.write_order import keep_write_order
 from parallax.transform.invariants import check
 from parallax.transform.passes.accumulate import keep_gradients
 from parallax.transform.passes.cut_stages import StageGraph, cut_stages
@@ -172,6 +173,7 @@ def transform(
             check_pass(editor, rewrites, one_pass.__name__)
     _keep_fetchable(editor)
     changed = editor.finish()
+    keep_write_order(changed, view, editor.redirected, (*editor.replaced, *editor.constants))
     set_seeds(changed, frozenset(rewrites.equal_random_ops), worker.among_all)
     bring_into_loops(changed)
     run_in_order(changed)

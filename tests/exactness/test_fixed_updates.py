@@ -158,7 +158,69 @@ def squared_errors(x: Any, y: Any, out: Any) -> Any:
     return tf.group(train(out, y), v1.metrics.root_mean_squared_error(y, out)[1])
 
 
+def averages_of_losses(x: Any, y: Any, out: Any) -> Any:
+    """The moving averages of losses that gradients wait for, as in TensorFlow's tutorial on CIFAR-10."""
+    loss = tf.reduce_mean(tf.square(out - y))
+    average = v1.get_variable("average", [], F, trainable=False)
+    with tf.control_dependencies([average.assign(0.9 * average + 0.1 * loss)]):
+        optimizer = v1.train.GradientDescentOptimizer(0.1)
+        gradients = optimizer.compute_gradients(loss)
+    return optimizer.apply_gradients(gradients)
+
+
+def steps_before_gradients(x: Any, y: Any, out: Any) -> Any:
+    steps = counter("steps")
+    with tf.control_dependencies([steps.assign_add(1.0)]):
+        optimizer = v1.train.GradientDescentOptimizer(0.1)
+        gradients = optimizer.compute_gradients(tf.reduce_mean(tf.square(out - y)))
+    return optimizer.apply_gradients(gradients)
+
+
+def steps_before_lengths(x: Any, y: Any, out: Any) -> Any:
+    steps, seen = counter("steps"), counter("seen")
+    with tf.control_dependencies([steps.assign_add(1.0)]):
+        count = seen.assign_add(measure(x))
+    return tf.group(train(out, y), count)
+
+
+def oldest_first(x: Any, y: Any, out: Any) -> Any:
+    """A memory whose entries all age before the oldest ones are written, as many as there are examples."""
+    memory = queue("memory")
+    age = v1.get_variable("age", [60], F, trainable=False, initializer=v1.constant_initializer(list(range(60, 0, -1))))
+    _, oldest = tf.math.top_k(age, tf.shape(x)[0])
+    with tf.control_dependencies([age.assign_add(tf.ones([60], F))]):
+        young = v1.scatter_update(age, oldest, tf.zeros([tf.shape(x)[0]], F))
+    return tf.group(train(out, y), young, v1.scatter_update(memory, oldest, out))
+
+
+def one_after_another(x: Any, y: Any, out: Any) -> Any:
+    """Two players, the second of which is differentiated after the first has moved."""
+    other = tf.tanh(x @ v1.get_variable("v", [6, 3], F))
+    w, v = v1.trainable_variables()
+    rule = v1.train.GradientDescentOptimizer(0.1)
+    first = rule.minimize(tf.reduce_mean(tf.square(out - y)), var_list=[w])
+    with tf.control_dependencies([first]):
+        loss = tf.reduce_mean(tf.square(other - tf.tanh(x @ w.read_value())))
+        return rule.minimize(loss, var_list=[v])
+
+
+def statistics_of_gradients(x: Any, y: Any, out: Any) -> Any:
+    """The second moment of an output's gradients, as in K-FAC."""
+    (gradient,) = tf.gradients(tf.reduce_mean(tf.reduce_sum(tf.square(out - y), 1)), [out])
+    moment = v1.get_variable("moment", [3, 3], F, trainable=False)
+    with tf.control_dependencies([moment.assign(tf.matmul(gradient, gradient, transpose_a=True) / measure(gradient))]):
+        return train(out, y)
+
+
 CASES = [
+    *(
+        averages_of_losses,
+        steps_before_gradients,
+        oldest_first,
+        steps_before_lengths,
+        one_after_another,
+        statistics_of_gradients,
+    ),
     *(divided, divided_by_entries, rate, examples_seen, examples_counted, examples_left),
     *(tokens_seen, clipped_weights, counted_in_other_runs, accuracy, squared_errors),
     evaluated_in_other_runs,
@@ -178,6 +240,11 @@ def build_with(update: Any) -> Any:
 @pytest.mark.parametrize("update", CASES)
 def test_lengths_that_updates_read_are_those_of_the_global_batch(update: Any) -> None:
     outcome = tried(build_with(update), FEEDS, is_open=False, dtype="float64", rows=14)
+    assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
+
+
+def test_a_count_before_a_length_is_made_where_the_batch_is_open() -> None:
+    outcome = tried(build_with(steps_before_lengths), FEEDS, dtype="float64", rows=14)
     assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
 
 

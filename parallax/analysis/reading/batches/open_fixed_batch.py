@@ -18,6 +18,7 @@ from parallax.analysis.reading.batches.batch_constants import BatchConstants
 from parallax.analysis.reading.batches.batch_degrees import gradients_of
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
+from parallax.analysis.reading.batches.control_inputs import find_preceding, remove_stand_ins, restore_control_inputs
 from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCES, is_assigned
 from parallax.analysis.reading.batches.length_sources import LengthSources, add_measured_ancestors
 from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
@@ -85,6 +86,8 @@ def open_fixed_batch(
     if not records or not all(record.is_plain for record in records if record.gradients):
         return "not all gradients come from tf.gradients, called with tensors after parallax was imported"
     view, records = weigh_losses(view, records)
+    targets = _find_targets(records)  # a gradient has its target's shape
+    measured = {name: one._replace(tensor=targets.get(one.tensor, one.tensor)) for name, one in measured.items()}
     autodiff = frozenset[str]().union(*(record.ops for record in records))
     losses = losses_of(records)
     delivered = {node_of(t) for record in records for _, *found in record.gradients for t in found if t}
@@ -126,13 +129,12 @@ def open_fixed_batch(
             if _open_delivered(view, seen, opened, records):
                 continue
             if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
-                left = constants.find_unclassified(seen) or unknown
+                left = constants.find_unclassified(seen) or unknown or updates.open_shapes(seen, opened, length)
                 is_classified = constants.changes.are_classified and bodies.are_classified and not left
                 is_classified = is_classified and not UnclassifiedConstants(
                     view, forward, numbers, set()
                 ).are_of_gradients(delivered)
                 divisors.open_divisors(seen, opened, inputs.find, outside & forward)
-                updates.open_shapes(seen, opened, length)
                 is_classified = is_classified and divisors.are_classified
                 if opened.SerializeToString(deterministic=True) != before:  # shapes do not depend on anything else
                     graph = _import_graph(opened, outside, contexts)
@@ -202,10 +204,7 @@ def _open_delivered(view: GraphView, inferred: GraphView, opened: GraphDef, reco
     """Sets open shapes for gradients whose targets have them; returns whether any changed."""
     by_name, count = {node.name: node for node in opened.node}, len(opened.node)
     autodiff = frozenset[str]().union(*(record.ops for record in records))
-    delivered = {
-        values: target for record in records for target, values, indices in record.gradients if indices is None
-    }
-    for values, target in delivered.items():
+    for values, target in _find_targets(records).items():
         name, takers = _seen_open(values), [edge for edge in view.consumers(values) if edge.node not in autodiff]
         is_there = all(node_of(tensor) in inferred.nodes for tensor in (values, target))
         if name in by_name or not takers or not is_there or find_open_axis(view, inferred, target) is None:
@@ -216,6 +215,11 @@ def _open_delivered(view: GraphView, inferred: GraphView, opened: GraphDef, reco
         for edge in takers:
             by_name[edge.node].input[edge.slot] = name
     return len(opened.node) > count
+
+
+def _find_targets(records: Sequence[CapturedRecord]) -> dict[str, str]:
+    """Dense gradient -> its target."""
+    return {values: target for record in records for target, values, indices in record.gradients if indices is None}
 
 
 def _seen_open(gradient: str) -> str:
@@ -290,7 +294,8 @@ def _derive_gradients(
             ys, weights = find_weights(graph, record)
             stopped = [graph.get_tensor_by_name(names.get(tensor, tensor)) for tensor in record.stopped]
             xs = [graph.get_tensor_by_name(substitutes.get(target, target)) for target, _, _ in record.gradients]
-            with tf.name_scope(f"{SCOPE}_gradients_{number}/"):
+            preceding = find_preceding(graph, record, outside)
+            with tf.name_scope(f"{SCOPE}_gradients_{number}/"), tf.control_dependencies(preceding):
                 new_gradients = tf.gradients(
                     ys, xs, weights, name="gradients", gate_gradients=has_references, stop_gradients=stopped
                 )
@@ -310,8 +315,10 @@ def _derive_gradients(
                         _redirect(graph, record, old, new)
                     instead[old] = new
     ops = [op.name for op in graph.get_operations()]
-    derived = graph.as_graph_def(add_shapes=True)
-    view = GraphView(replace_gradients(opened, derived, instead, autodiff, {old: _seen_open(old) for old in instead}))
+    derived = remove_stand_ins(graph.as_graph_def(add_shapes=True))
+    replaced = replace_gradients(opened, derived, instead, autodiff, {old: _seen_open(old) for old in instead})
+    restore_control_inputs(replaced)
+    view = GraphView(replaced)
     _infer_others(fixed, view, graph, outside)
     again, hidden = records_in(graph, ops, (), view)
     return None if hidden else OpenedGraph(view, again, gradients)

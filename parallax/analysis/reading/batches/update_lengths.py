@@ -76,24 +76,30 @@ class UpdateLengths:
             left = node if not left and (may_count or in_function or (edges and not batch)) else left
         return left
 
-    def open_shapes(self, inferred: GraphView, opened: GraphDef, length: int) -> None:
+    def open_shapes(self, inferred: GraphView, opened: GraphDef, length: int) -> str:
         """Computes the constants that TensorFlow made of the shapes of batches again.
+
+        Returns the first constant that may be the batch length, of a tensor whose shape is not yet known; else empty.
 
         Args:
             inferred: the graph with an open batch, without some nodes.
             opened: the graph with an open batch, which is modified.
             length: of the fixed batch.
         """
-        view, by_name = self._view, {node.name: node for node in opened.node}
+        view, by_name, left = self._view, {node.name: node for node in opened.node}, ""
         of_gradients = view.reach(self._autodiff, view.nodes.keys())
         for constant, one in self._measured.items():
-            if constant not in self._apart or node_of(one.tensor) in of_gradients or not self._is_read(constant):
+            if constant not in self._apart or not self._is_read(constant):
+                continue
+            if node_of(one.tensor) in of_gradients:
+                left = left or (constant if length in (view.shape(one.tensor) or ()) else "")
                 continue
             now = one._replace(tensor=self._names.get(one.tensor, one.tensor))
             made = self._measure_again(inferred, opened, constant, now, length)
             for edge in view.consumers(f"{constant}:0") if made else ():
                 if edge.node in self._apart:
                     by_name[edge.node].input[edge.slot] = made
+        return left
 
     def _is_read(self, constant: str) -> bool:
         """Whether updates read a constant."""

@@ -92,6 +92,7 @@ class GradientRecord:
             all of it: `tf.gradients` can then repeat it.
         weights: for each of these its weights (`grad_ys`); empty where none has any.
         stopped: the tensors through which it was not differentiated (`stop_gradients`).
+        preceding: the ops that `tf.control_dependencies` around the call named, as their first tensors.
     """
 
     first_op: int
@@ -102,6 +103,7 @@ class GradientRecord:
     is_plain: bool = False
     weights: tuple[Place | None, ...] = ()
     stopped: tuple[Place, ...] = ()
+    preceding: tuple[Place, ...] = ()
 
 
 def install() -> None:
@@ -195,6 +197,7 @@ def _recording(function: Callable[..., Nest], of: str, by: str) -> Callable[...,
                 *(first_op, graph.version, gradients, cotangents, losses, is_plain),
                 tuple(None if one is None else _place(one) for one in weights),
                 _places(bound.arguments.get("stop_gradients") or []) if is_plain else (),
+                _list_preceding(graph) if is_plain else (),
             )
             setattr(graph, _ATTRIBUTE, (*records_of(graph), record))
         return result
@@ -238,6 +241,12 @@ def _list_weights(arguments: Mapping[str, Argument]) -> list[Nest]:
     """The weights of the differentiated tensors; None for those that have none, and empty where none has."""
     weights = _as_list(arguments.get("grad_ys", arguments.get("output_gradients")))
     return [] if all(one is None for one in weights) else weights
+
+
+def _list_preceding(graph: Graph) -> tuple[Place, ...]:
+    """The ops after which all ops that are created now run."""
+    names = {op.name for op in graph._current_control_dependencies()}
+    return tuple(Place(graph, f"{name}:0") for name in sorted(names))
 
 
 def _noting_ops(function: Callable[..., None]) -> Callable[..., None]:

@@ -35,6 +35,7 @@ class CapturedRecord:
         is_plain: whether it can be repeated, as `tf.gradients` of these with respect to the targets.
         weights: for each of these its weights, where it has any; empty where none has.
         stopped: the tensors through which it was not differentiated.
+        preceding: the nodes after which all of autodiff's run.
         dense_shapes: values tensor -> the target's shape that came with it, where this call computed one.
         forward: node of autodiff -> the forward node to which it belongs, where that is known.
     """
@@ -46,6 +47,7 @@ class CapturedRecord:
     is_plain: bool = False
     weights: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()
+    preceding: tuple[str, ...] = ()
     dense_shapes: Mapping[str, str] = field(default_factory=dict)
     forward: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -186,11 +188,14 @@ def _record(one: record.GradientRecord, places: Sequence[_Place], place: _Place,
     losses = tuple(tensor for loss in one.of for tensor in _resolve(places, place, loss)[:1])
     weights = tuple("".join(_resolve(places, place, by)[:1]) if by is not None else "" for by in one.weights)
     stopped = tuple(tensor for by in one.stopped for tensor in _resolve(places, place, by)[:1])
+    preceding = tuple(node_of(tensor) for by in one.preceding for tensor in _resolve(places, place, by)[:1])
     is_plain = one.is_plain and len(losses) == len(one.of) and len(stopped) == len(one.stopped)
     is_plain = is_plain and all(
         bool(weight) == (by is not None) for weight, by in zip(weights, one.weights, strict=True)
     )
-    return CapturedRecord(tuple(gradients), ops, tuple(cotangents), losses, is_plain, weights, stopped, shapes)
+    return CapturedRecord(
+        tuple(gradients), ops, tuple(cotangents), losses, is_plain, weights, stopped, preceding, shapes
+    )
 
 
 def _find_forward(

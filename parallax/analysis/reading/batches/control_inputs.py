@@ -1,0 +1,59 @@
+"""The order of ops in an opened graph: what is made anew runs after what the ops in its place ran after.
+
+A script states an order by `tf.control_dependencies`. TensorFlow stores it in the first ops that are created within:
+constants, and the ops of autodiff, which are those that opening a batch replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import tensorflow as tf
+
+from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord
+from parallax.base.types import Graph, GraphDef, Operation
+from parallax.graph.batches import SUBSTITUTES, find_substitutes
+from parallax.graph.control_flow import branches_at
+from parallax.graph.view import GraphView, node_of
+
+_STAND_IN = "parallax_opened_preceding/"
+
+
+def find_preceding(graph: Graph, record: CapturedRecord, outside: Set[str]) -> list[Operation]:
+    """The ops after which a call of autodiff runs; a no-op stands in for each one that the graph lacks."""
+    preceding = [f"{_STAND_IN}{node}" if node in outside else node for node in record.preceding]
+    made = {op.name for op in graph.get_operations()} if preceding else set()
+    return [graph.get_operation_by_name(one) if one in made else tf.no_op(one) for one in preceding]
+
+
+def remove_stand_ins(derived: GraphDef) -> GraphDef:
+    """A graph in which nodes wait for what no-ops of `find_preceding` stand for."""
+    changed = type(derived)(versions=derived.versions, library=derived.library)
+    for node in derived.node:
+        if not node.name.startswith(_STAND_IN):
+            added = changed.node.add()
+            added.CopyFrom(node)
+            added.input[:] = [one.replace(f"^{_STAND_IN}", "^") for one in node.input]
+    return changed
+
+
+def restore_control_inputs(opened: GraphDef) -> None:
+    """Makes substitutes run after the ops that the constants in whose places they are ran after, outside of loops."""
+    if not any(node.name.startswith(SUBSTITUTES) for node in opened.node):
+        return
+    view = GraphView(opened)
+    for tensor, substitutes in find_substitutes(view).items():
+        behind = _find_constants_behind(view, tensor)
+        preceding = dict.fromkeys(f"^{one}" for node in behind for one in view.controls(node))
+        is_in_loop = preceding and any(branch.is_loop for branch in branches_at(view, tensor))
+        for substitute in substitutes if preceding and not is_in_loop else ():
+            made = view.nodes[node_of(substitute)]
+            made.input.extend(one for one in preceding if one not in made.input)
+
+
+def _find_constants_behind(view: GraphView, tensor: str) -> list[str]:
+    """The node of a tensor that is computed from constants alone, and the nodes that compute it."""
+    nodes = [node_of(tensor)] if node_of(tensor) in view.nodes else []
+    for node in nodes:
+        nodes += [other for one in view.inputs(node) if (other := node_of(one)) not in nodes]
+    return nodes

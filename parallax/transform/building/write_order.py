@@ -1,0 +1,86 @@
+"""Keeps the order that a script states between a write and the ops after it, where rewritten inputs have lost it.
+
+TensorFlow stores `tf.control_dependencies` in the first ops that are created within: often a shape or a constant, and
+the ops that read it follow. A node whose input is a new tensor, which is not computed from the old one, waits itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+from parallax.base.types import GraphDef
+from parallax.graph.control_flow import branches_of
+from parallax.graph.ops import state_op
+from parallax.graph.view import Edge, GraphView, node_of, tensor_name
+
+_NOTHING: frozenset[str] = frozenset()
+
+
+def keep_write_order(changed: GraphDef, view: GraphView, edges: Iterable[Edge], replaced: Iterable[str]) -> None:
+    """Adds control inputs to nodes that would otherwise no longer run after a write.
+
+    Args:
+        changed: the worker's graph, which is modified.
+        view: the user's graph.
+        edges: the edges that read other tensors than in it.
+        replaced: the nodes that compute their results otherwise.
+    """
+    writes = _find_writes_before(view)
+    of_nodes = {
+        name: before
+        for name in dict.fromkeys([*(edge.node for edge in edges), *replaced])
+        if (before := _NOTHING.union(*(writes[node_of(tensor)] for tensor in view.inputs(name))))
+    }
+    if not of_nodes:
+        return
+    nodes, branches = {node.name: node for node in changed.node}, branches_of(view)
+    needed = {name: [node_of(tensor_name(one)) for one in node.input] for name, node in nodes.items()}
+    seen = _find_seen(needed, of_nodes, _NOTHING.union(*of_nodes.values()))
+    for name, before in of_nodes.items():
+        for write in sorted(before - seen[name]):
+            if not branches[name] and not branches[write] and name not in _find_ancestors(needed, write):
+                nodes[name].input.append(f"^{write}")
+                needed[name].append(write)
+
+
+def _find_writes_before(view: GraphView) -> dict[str, frozenset[str]]:
+    """Node -> the control inputs that write state, or wait for a write, of it and of the nodes that compute it."""
+    has_written: set[str] = set()
+    writes: dict[str, frozenset[str]] = {}
+    for node in view.topological_order():
+        inputs, controls = [node_of(tensor) for tensor in view.inputs(node)], view.controls(node)
+        is_write = state_op(view.op(node), len(inputs)) is not None
+        if is_write or not has_written.isdisjoint(inputs) or not has_written.isdisjoint(controls):
+            has_written.add(node)
+        own = frozenset(one for one in controls if one in has_written) if has_written else _NOTHING
+        before = {writes.get(one, _NOTHING) for one in inputs} - {_NOTHING}
+        writes[node] = own.union(*before) if before else own
+    return writes
+
+
+def _find_seen(
+    needed: Mapping[str, Sequence[str]], begin: Iterable[str], writes: Set[str]
+) -> dict[str, frozenset[str]]:
+    """Node -> the writes on which it depends, for some nodes and all that they depend on."""
+    seen: dict[str, frozenset[str]] = {}
+    stack = list(begin)
+    while stack:
+        node = stack[-1]
+        if node not in seen:
+            seen[node] = _NOTHING  # as read along the back edge of a loop
+            stack += [one for one in needed[node] if one not in seen]
+            continue
+        stack.pop()
+        own = {node} & writes
+        seen[node] = frozenset(own).union(*{seen[one] for one in needed[node]})
+    return seen
+
+
+def _find_ancestors(needed: Mapping[str, Sequence[str]], node: str) -> set[str]:
+    """A node, and all nodes on which it depends."""
+    ancestors, waiting = {node}, [node]
+    while waiting:
+        more = [one for one in needed[waiting.pop()] if one not in ancestors]
+        ancestors.update(more)
+        waiting += more
+    return ancestors
