@@ -40,6 +40,7 @@ PROGRAMS: dict[str, Program] = {
     "a loop from zeros": loop,
     "a loop from others": lambda rows, x, w: loop(rows, x, w, 0.3),
     "reshape": lambda rows, x, w: tf.reshape(tf.reshape(x, [-1, 4]) @ w, [rows, 3, 4])[:, 0],
+    "rows of all": lambda rows, x, w: tf.reshape(tf.tanh(tf.reshape(x, [3 * rows, 4]) @ w), [rows, 3, 4])[:, 0],
     "tile": lambda rows, x, w: tf.tile(w[:1], [rows, 1]) * x[:, 0],
     "range": lambda rows, x, w: tf.gather_nd(
         tf.tanh(x @ w), tf.stack([tf.range(rows), tf.cast(x[:, 0, 0] > 0, tf.int32)], 1)
@@ -88,6 +89,7 @@ def test_another_number_where_a_batch_s_length_must_be_is_refused():
 NUMBERS: dict[str, Program] = {
     "turns": lambda turns, x, w: tf.reduce_sum(x[:, :turns] @ w, 1) * tf.cast(turns, tf.float32),
     "the first of the batch": lambda count, x, w: x[:count, 0] @ w,
+    "columns": lambda count, x, w: tf.reshape(x @ w, [-1, 4 * count])[:, :4],
     "some of the batch": lambda count, x, w: tf.tanh(tf.gather(x[:, 0] @ w, tf.range(count) + 1)),
     "the largest of the batch": lambda count, x, w: tf.math.top_k(tf.reduce_sum(x[:, 0] @ w, 1), count)[0][:, None],
     "negatives that are drawn": lambda count, x, w: tf.gather(

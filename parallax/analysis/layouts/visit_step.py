@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, Fact
@@ -168,6 +169,16 @@ def _find_fed_lengths(step: StepWalk, node: str) -> None:
             if op in _TO_SHAPES:
                 step.find_fed_length(fact.part, other.values() or ())
                 step.find_fed_length(ShardedAxis(fact.part.batch), other.values() or ())
+                for length in _find_merged_lengths(fact.part.factor, (fact.dims or ())[fact.axis + 1 :]):
+                    merged = (other.values() or ())[fact.axis : fact.axis + 1]
+                    step.find_fed_length(replace(fact.part, factor=length), merged if op == "Reshape" else ())
+
+
+def _find_merged_lengths(factor: Length, following: Sequence[Length]) -> Iterator[Length]:
+    """The ratios to the batch length of an axis into which a sharded axis and some following ones are merged."""
+    for length in following:
+        factor *= length
+        yield factor
 
 
 def _take_worker_0(program: VisitedGraph, step: StepWalk, node: str) -> None:
