@@ -133,6 +133,7 @@ def zeros_like(step: StepWalk, node: str) -> list[Fact] | None:
     if not step.is_list(f"{node}:0"):
         return elementwise(step, node)
     fact = step.inputs(node)[0]
+    step.keep_local(node)
     is_optional = fact.dims is not None and fact.dims[0] == _OPTIONAL
     return [replace(fact, value=None) if is_optional or isinstance(fact.layout, Sharded) else Fact(BLANK)]
 
