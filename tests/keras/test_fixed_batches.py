@@ -106,6 +106,28 @@ def test_the_declared_length_of_a_dataset_s_batches_is_that_of_the_global_batch(
     assert difference(outcome(functools.partial(fit_by, 3), script), outcome(fit_plainly, script)) < 1e-5
 
 
+class Denoiser(keras.Model):
+    """Adds noise to the pictures of a batch of known length, as diffusion models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pools = [layers.AveragePooling2D(2), layers.UpSampling2D(2, interpolation="bilinear")]
+        self.net = keras.Sequential([layers.Conv2D(3, 3, padding="same"), *pools, layers.DepthwiseConv2D(3)])
+
+    def call(self, pictures: Any) -> Any:
+        return self.net(pictures + tf.random.stateless_normal([LENGTH, 4, 4, 2], [1, 2]))
+
+
+def test_noise_of_the_declared_length_is_that_of_the_global_batch() -> None:
+    def script(fit: Any) -> Any:
+        model, pictures = Denoiser(), np.resize(X, (16, 4, 4, 2))
+        model.compile("sgd", "mse")
+        batches = tf.data.Dataset.from_tensor_slices((pictures, pictures[:, 1:3, 1:3, :1]))
+        return model, fit(model, batches.batch(LENGTH, drop_remainder=True), epochs=2, verbose=0).history
+
+    assert difference(outcome(functools.partial(fit_by, 3), script), outcome(fit_plainly, script)) < 1e-5
+
+
 def test_an_evaluation_of_other_batches_has_a_step_of_its_own() -> None:
     model = WithItsLoss(LOSSES[0])
     model.compile("sgd", "mse")

@@ -15,9 +15,27 @@ _FindDims = Callable[[list[Fact]], Mapping[int | None, Dims | None]]
 _LINEAR_ALONG = ("Cumsum", "ReverseV2")
 
 
-def make_example_rule(*slots: int, shaped_as_first: int | None = None) -> Rule:
-    """The rule of ops with examples along the first axis of some inputs, and of all results."""
-    return make_example_axes_rule(dict.fromkeys(slots, 0), (0,), lambda facts: {shaped_as_first: facts[0].dims})
+def make_example_rule(*slots: int, shaped_as_first: int | None = None, shape_slot: int | None = None) -> Rule:
+    """The rule of ops with examples along the first axis of some inputs, and of all results.
+
+    Args:
+        slots: the indices of these inputs.
+        shaped_as_first: the index of a result with the first input's shape.
+        shape_slot: the index of the input that is the shape of the results.
+    """
+    rule = make_example_axes_rule(dict.fromkeys(slots, 0), (0,), lambda facts: {shaped_as_first: facts[0].dims})
+
+    if shape_slot is None:
+        return rule
+    slot = shape_slot
+
+    def rule_of_shape(step: StepWalk, node: str) -> list[Fact] | None:
+        results = rule(step, node)
+        if results is not None and results[0].part is not None and step.inputs(node)[slot].is_same:
+            step.localize_axis(node, slot, 0, results[0].part)
+        return results
+
+    return rule_of_shape
 
 
 def make_example_axes_rule(

@@ -48,11 +48,13 @@ _BY_EXAMPLE: dict[tuple[int, ...], list[str]] = {
         MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad MaxPoolGradGrad MaxPoolGradGradV2 MaxPool3DGradGrad LRNGrad
         """.split(),
     (0, 2): ["Dilation2DBackpropInput"],
-    (1,): ["AvgPoolGrad", "AvgPool3DGrad"],
-    (2,): [
-        *("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"),
-    ],
 }
+
+_BACK_TO_SHAPES = {
+    1: ("AvgPoolGrad", "AvgPool3DGrad"),
+    2: ("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"),
+}
+"""Input with the examples -> ops whose first input is the shape of the result."""
 
 _DRAWS = """
     RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal StatelessRandomUniform
@@ -78,6 +80,7 @@ _SOLVE = "MatrixSolve MatrixTriangularSolve BandedTriangularSolve TridiagonalSol
 _OF_SHARDED: dict[str, Rule] = {
     "Roll": axes.make_axis_rule(axes.read_axes_from(2), keeps_shape=True),
     **{op: axes.make_example_rule(*slots) for slots, ops in _BY_EXAMPLE.items() for op in ops},
+    **{op: axes.make_example_rule(slot, shape_slot=0) for slot, ops in _BACK_TO_SHAPES.items() for op in ops},
     **dict.fromkeys(
         ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
         axes.make_example_rule(0, 1, shaped_as_first=1),

@@ -215,11 +215,15 @@ class StepWalk:
         part, shape = self.part_of(dims[axis]), self.inputs(node)[slot]
         is_whole = shape.is_same and (shape.values() or dims)[axis] != Length.of(-1)  # -1 is the remaining length
         if part is not None and (is_whole or sum(map(bool, map(self.part_of, dims))) > 1):
-            if part.is_even:
-                self.shapes.append(LocalShape(Edge(node, slot), axis, part.batch))
-            else:  # the length has no per-worker share: the next traversal makes the node read replicated inputs
-                self.gathered.add(node)
+            self.localize_axis(node, slot, axis, part)
         self.keep_local(node, [slot])
+
+    def localize_axis(self, node: str, slot: int, axis: int, part: ShardedAxis) -> None:
+        """Makes a node read a replicated shape with the per-worker length of an axis of the given sharding."""
+        if part.is_even:
+            self.shapes.append(LocalShape(Edge(node, slot), axis, part.batch))
+        else:  # the length has no per-worker share: the next traversal makes the node read replicated inputs
+            self.gathered.add(node)
 
     def keep_local(self, node: str, slots: Iterable[int] | None = None) -> None:
         """Makes some inputs, by default all, per-worker where they are lengths."""
