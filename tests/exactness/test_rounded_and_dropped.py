@@ -115,3 +115,14 @@ def test_a_fetched_sum_of_gathered_examples_is_divided_by_the_global_length(name
     analysed = analyse(graph)
     (layouts,) = rewrites_of(analysed, plan_for(analysed, one_host(2), Config())).layouts
     assert loss.name in {change.tensor for change in layouts.changes if change.is_whole}
+
+
+def test_a_fraction_of_a_count_is_that_of_the_whole_count() -> None:
+    """0.7 of 40 is 28, but 0.7 of each worker's examples add up to less in the last bit."""
+
+    def keep_hardest(p: Any, h: Any, y: Any, n: Any) -> Any:
+        count = tf.reduce_sum(tf.cast(n[:, 0] >= 0, tf.float32))
+        return tf.reduce_mean(tf.nn.top_k(tf.square(p - y)[:, 0], tf.cast(count * 0.7, tf.int32))[0])
+
+    outcome = tried(trained(keep_hardest), FEEDS, rows=13)
+    assert (outcome.kind, outcome.notes) == ("equal", ()), outcome

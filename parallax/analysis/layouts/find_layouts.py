@@ -46,6 +46,11 @@ from parallax.plans.uneven_batches import PaddedRows
 
 _MAX_TRAVERSALS = 30
 _INTEGER_TYPES = (3, 9)  # types.proto: int32, int64
+_JUMPS = """
+    Ceil Equal Floor FloorDiv FloorMod Greater GreaterEqual Less LessEqual Mod NotEqual Rint Round Sign TruncateDiv
+    """.split()
+"""Ops whose results jump where an input changes in its last bit."""
+_SCALES = ("Cast", "Div", "Identity", "Mul", "Neg", "RealDiv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +148,9 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, FetchedResults]:
         visit_all(program, step, units)
         finish_step(program, step)
         needed = [
-            t for (t, to), edges in step.changes.items() if edges and to == REPLICATED and is_partial(step.facts[t])
+            _find_unscaled(step, t, edges)
+            for (t, to), edges in step.changes.items()
+            if edges and to == REPLICATED and is_partial(step.facts[t])
         ]
         needed += sorted(step.incomplete & step.facts.keys())
         step.gathered |= find_counted_lengths(step)
@@ -158,6 +165,25 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, FetchedResults]:
             return _make_layouts(program, step, results.partial), results
         completed, gathered = found, step.gathered
     raise GraphError(f"Cannot determine which tensors of this graph are sharded over the workers. {REMEDY}")
+
+
+def _find_unscaled(step: StepWalk, tensor: str, edges: Sequence[Edge]) -> str:
+    """The partial sum to reduce where readers need a tensor replicated: the tensor, or that of which it is a multiple.
+
+    Scaled parts do not add up to the scaled sum in the last bit, by which an integer may differ.
+    """
+    view = step.view
+    while any(view.op(edge.node) in _JUMPS or _is_truncated(view, edge.node) for edge in edges):
+        node = node_of(tensor)
+        partial = [one for one in view.inputs(node) if is_partial(step.facts[one])] if view.op(node) in _SCALES else []
+        if len(partial) != 1 or not all(step.facts[one].is_same or one in partial for one in view.inputs(node)):
+            break
+        (tensor,) = partial
+    return tensor
+
+
+def _is_truncated(view: GraphView, node: str) -> bool:
+    return view.op(node) == "Cast" and view.dtype(f"{node}:0") in _INTEGER_TYPES
 
 
 def _find_fed_scalars(program: VisitedGraph) -> frozenset[str]:
