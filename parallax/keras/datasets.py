@@ -8,8 +8,10 @@ may be called after the ops that only select and order elements, and by the work
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +28,7 @@ from tensorflow.python.data.ops import (
     zip_op,
 )
 
-from parallax.base.types import ConcreteFunction, Dataset, Nest, TensorLike
+from parallax.base.types import Argument, ConcreteFunction, Dataset, Nest, TensorLike
 from parallax.functions.batches.row_pipeline import RowPipeline, can_move
 from parallax.functions.batches.split_batch import find_replicated_parts
 from parallax.keras.inputs import parts_of
@@ -127,6 +129,30 @@ def _is_plain(spec: Nest, is_whole: bool = False) -> bool:
     parts = tf.nest.flatten(spec)
     plain = all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in parts)
     return plain and not (is_whole and any(not one.shape.is_fully_defined() for one in parts))
+
+
+@contextmanager
+def record_batches(data: Argument, kinds: type[Any] | tuple[type[Any], ...]) -> Iterator[list[Nest]]:
+    """A context that records the batches that Keras reads by their index, as it does to know their types.
+
+    Args:
+        data: an argument of `fit`; only objects of `kinds` are recorded.
+        kinds: classes of sources with an index.
+    """
+    batches: list[Nest] = []
+    if not isinstance(data, kinds):
+        yield batches
+        return
+    original = type(data).__getitem__
+
+    def get_item(source: Argument, index: int) -> Nest:
+        batch = original(source, index)
+        if source is data:
+            batches.append(batch)
+        return batch
+
+    with mock.patch.object(type(data), "__getitem__", get_item):
+        yield batches
 
 
 def find_unsplit_parts(dataset: Dataset, peeked: Sequence[Nest]) -> frozenset[int] | None:

@@ -28,7 +28,7 @@ from parallax.functions.variables import TrainedVariables
 from parallax.keras.arrays import index_input, index_validation
 from parallax.keras.batch_summaries import summaries_of_callbacks
 from parallax.keras.callbacks import callback_list_for
-from parallax.keras.datasets import find_unsplit_parts, split_dataset
+from parallax.keras.datasets import find_unsplit_parts, record_batches, split_dataset
 from parallax.keras.epochs import PeekedDataset, PeekedDatasets
 from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
@@ -351,7 +351,12 @@ def batches_of(
     """The kind of the batches that Keras makes of arguments; for a generator, from its first batches."""
     data = _chain_peeked(peeked, iter(())) if peeked else arguments.get("x")
     y, weights, classes = (arguments.get(name) for name in ("y", "sample_weight", "class_weight"))
-    dataset = library.dataset_of(data, y, weights, batch_size, classes)
+    with record_batches(data, library.INDEXED) as indexed:
+        dataset = library.dataset_of(data, y, weights, batch_size, classes)
+    if indexed:
+        x, y, weights = library.unpacked(indexed[0])
+        weights = library.weights_of_classes(y, classes) if classes and weights is None else weights
+        peeked = [(x, y, weights)]
     spec, whole, begun = open_spec(dataset.element_spec), find_unsplit_parts(dataset, peeked), None
     if whole is None and isinstance(data, tf.data.Dataset):
         begun = library.begin(data, dataset)

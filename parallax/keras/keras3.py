@@ -35,6 +35,7 @@ from parallax.keras.traced_initializers import making_large
 
 TRAINER: type[Any] = TensorFlowTrainer
 MODEL: type[KerasModel] = keras.Model
+INDEXED: type[Any] = keras.utils.PyDataset
 CALLBACKS: ModuleType = keras.callbacks
 CALLBACK_LIST: type[Any] = keras.callbacks.CallbackList
 CALLBACK_LIST_IN_FIT = "keras.src.backend.tensorflow.trainer.callbacks_module.CallbackList"

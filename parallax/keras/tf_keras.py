@@ -41,6 +41,7 @@ from parallax.keras.traced_initializers import making_large
 
 TRAINER: type[Any] = tf_keras.Model
 MODEL: type[KerasModel] = tf_keras.Model
+INDEXED: tuple[type[Any], ...] = ()
 CALLBACKS: ModuleType = tf_keras.callbacks
 CALLBACK_LIST: type[Any] = tf_keras.callbacks.CallbackList
 CALLBACK_LIST_IN_FIT = "tf_keras.src.engine.training.callbacks_module.CallbackList"

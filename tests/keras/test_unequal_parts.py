@@ -95,6 +95,36 @@ def test_parts_of_other_lengths_are_trained_on_as_in_one_process(kind):
     check(make)
 
 
+class Molecules(keras.utils.PyDataset):
+    """Four graphs of five nodes each, with a label and a weight of each graph."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, number):
+        first = number * 4
+        return (MORE[first : first + 20], GRAPHS.astype("int32")), (Y[first : first + 4] > 0.5).astype("float32")
+
+
+class Pooling(layers.Layer):
+    """The sum over the nodes of each graph."""
+
+    def call(self, inputs):
+        return ops.segment_sum(inputs[0], inputs[1], num_segments=5)[:4]
+
+
+@pytest.mark.parametrize("weights", [None, {0: 0.25, 1: 2.0}])
+def test_labels_of_graphs_of_an_indexed_dataset_are_trained_on_as_in_one_process(weights):
+    def make(train):
+        nodes, graphs = keras.Input([4]), keras.Input([], dtype="int32")
+        model = keras.Model([nodes, graphs], layers.Dense(1)(Pooling()([layers.Dense(3)(nodes), graphs])))
+        model.compile("sgd", "binary_crossentropy", metrics=["mae"])
+        options = {"validation_data": Molecules(), "class_weight": weights}
+        return model, train(model, Molecules(), epochs=2, verbose=0, **options).history
+
+    check(make, sizes=(3,))
+
+
 def test_a_part_whose_length_changes_with_the_batch_is_refused():
     def parts():
         for more in (5, 7):
