@@ -117,3 +117,12 @@ def test_rows_of_fed_sparse_tensors_stay_with_their_workers(name):
         build(PROGRAMS[name], is_stated=False)(None)
     notes = [one for one in analyse(graph).spec.notes if "all-gathered" in one]
     assert not notes
+
+
+def test_a_dense_matrix_of_an_adjacency_is_refused():
+    def densify(table: Any, bags: Any, matrix: Any, graph: Any) -> Any:
+        rows = convolve(table, bags, matrix, graph)
+        return rows + tf.reduce_sum(tf.sparse.to_dense(graph), 1, keepdims=True)
+
+    outcome = tried(build(densify, is_stated=False), FEEDS)
+    assert outcome.kind == "refused" and "whose rows and columns are examples" in outcome.message, outcome

@@ -9,6 +9,7 @@ from parallax.analysis.layouts.rules.facts import REPLICATED, SUM, Fact
 from parallax.analysis.layouts.rules.lookups import look_up_rows
 from parallax.analysis.layouts.rules.reductions import add_by_segment
 from parallax.analysis.layouts.rules.step_walk import StepWalk
+from parallax.base.errors import GraphError
 from parallax.graph.batches import sparse_feeds
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import Edge, node_of, split_tensor
@@ -31,6 +32,11 @@ PARSE = """
     CTCBeamSearchDecoder
     """.split()
 """Ops that make sparse tensors of examples."""
+_ADJACENT = (
+    "SparseToDense {node!r} makes a dense matrix of the sparse feed {of!r}, whose rows and columns are examples: on "
+    "each worker it has columns for that worker's own examples only. Leave it sparse, and multiply it by "
+    "tf.sparse.sparse_dense_matmul."
+)
 _GIVE_PLACES = ("Where", "SparseFillEmptyRows", *PARSE)
 _COUNT = ("ComputeAccidentalHits", *_GIVE_PLACES)
 
@@ -103,6 +109,8 @@ def scatter_sparse_values(step: StepWalk, node: str) -> list[Fact] | None:
     numbers = find_first_numbers(step, node, 0, example)
     if not default.is_same or numbers is None:
         return None
+    if numbers.of in step.adjacent:
+        raise GraphError(_ADJACENT.format(node=node, of=numbers.of))
     step.require_layout(node, 0, numbers)
     step.localize(node, 1, 0, dims)
     return step.all_outputs(node, Sharded(0, example), shape.complete_values())

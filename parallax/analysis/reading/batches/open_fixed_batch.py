@@ -272,7 +272,7 @@ def _derive_gradients(
     records: Sequence[CapturedRecord],
     names: Mapping[str, str],
 ) -> OpenedGraph | None:
-    """The graph with all gradients derived again, in the order in which the script requested them.
+    """The graph with all gradients derived again, each after those that are parts of what is differentiated.
 
     Args:
         fixed: the graph for the fixed batch.
@@ -290,7 +290,7 @@ def _derive_gradients(
     for node in outside:
         graph.unique_name(node)  # that no new op gets
     with graph.as_default(), in_style_of(graph), rebind_custom_gradients(graph, {**names, **substitutes}):
-        for number, record in enumerate(one for one in records if one.gradients):  # the rest are TensorFlow's own
+        for number, record in enumerate(_order_records(fixed, records)):
             ys, weights = find_weights(graph, record)
             stopped = [graph.get_tensor_by_name(names.get(tensor, tensor)) for tensor in record.stopped]
             xs = [graph.get_tensor_by_name(substitutes.get(target, target)) for target, _, _ in record.gradients]
@@ -322,6 +322,21 @@ def _derive_gradients(
     _infer_others(fixed, view, graph, outside)
     again, hidden = records_in(graph, ops, (), view)
     return None if hidden else OpenedGraph(view, again, gradients)
+
+
+def _order_records(view: GraphView, records: Sequence[CapturedRecord]) -> list[CapturedRecord]:
+    """The script's records, each after those whose gradients its losses read: one in a function call may come last."""
+    waiting = [one for one in records if one.gradients]  # the rest are TensorFlow's own
+    if len(waiting) == 1:
+        return waiting
+    read = {id(one): view.ancestors({node_of(tensor) for tensor in one.of}) for one in waiting}
+    given = {id(one): {node_of(values) for _, values, _ in one.gradients} for one in waiting}
+    ordered: list[CapturedRecord] = []
+    while waiting:
+        is_ready = (one for one in waiting if all(o is one or read[id(one)].isdisjoint(given[id(o)]) for o in waiting))
+        ordered.append(next(is_ready, waiting[0]))
+        waiting = [one for one in waiting if one is not ordered[-1]]
+    return ordered
 
 
 def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, outside: Set[str]) -> None:
