@@ -51,22 +51,22 @@ class Length:
 
     def divide(self, other: Length) -> Length | None:
         """The quotient, where the division is known to be exact; else None."""
-        if self == other and self.terms:
-            return Length.of(1)
-        if len(other.terms) != 1:
+        if not other.terms:
             return None
-        symbols, factor = other.terms[0]
-        quotient = []
-        for product, coefficient in self.terms:
+        quotient, rest = Length(), self
+        divisor, by = max(other.terms, key=_rank_term)
+        while rest.terms:
+            product, coefficient = max(rest.terms, key=_rank_term)
             left = list(product)
-            for symbol in symbols:
+            for symbol in divisor:
                 if symbol not in left:
                     return None
                 left.remove(symbol)
-            if coefficient % factor:
+            if coefficient % by:
                 return None
-            quotient.append((tuple(left), coefficient // factor))
-        return _collect(quotient)
+            part = Length(((tuple(left), coefficient // by),))
+            quotient, rest = quotient + part, rest - part * other
+        return quotient
 
     def has_symbol_of(self, prefix: str) -> bool:
         """Whether a symbol begins with a prefix."""
@@ -74,6 +74,12 @@ class Length:
 
     def __str__(self) -> str:
         return " + ".join("*".join((str(n), *symbols)) for symbols, n in self.terms) or "0"
+
+
+def _rank_term(term: tuple[tuple[str, ...], int]) -> tuple[int, tuple[str, ...]]:
+    """The order of terms in which a division proceeds: by degree, then by symbols."""
+    symbols, _ = term
+    return len(symbols), symbols
 
 
 ONE = Length.of(1)

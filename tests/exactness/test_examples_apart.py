@@ -161,3 +161,17 @@ def test_nothing_is_gathered_for_ops_on_examples(case: str) -> None:
 
     found = tried(build, FEEDS)
     assert (found.kind, found.message, found.gathers) == ("equal", "", ())
+
+
+def test_slices_of_an_axis_of_open_length_gather_nothing() -> None:
+    """All words but the first, of texts of any length, as in models of the next click."""
+
+    def build(rows: int | None) -> Any:
+        ids = v1.placeholder(tf.int64, [None, None], name="ids")
+        rows_of_ids = tf.gather(v1.get_variable("table", [11, 3]), ids)
+        first = tf.square(rows_of_ids[:, 1:, 0])
+        again = tf.reshape(first, [-1, tf.shape(rows_of_ids[:, 1:])[1]]) * rows_of_ids[:, :-1, 1]
+        return v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(again - 1.0)))
+
+    found = tried(build, {"ids": lambda rng, rows: rng.randint(0, 11, [rows, 5])})
+    assert (found.kind, found.message, found.gathers) == ("equal", "", ())

@@ -17,6 +17,10 @@ def test_a_quotient_is_known_only_where_nothing_is_left():
     assert BATCH.divide(TIME) is None
     assert (BATCH + ONE).divide(BATCH + ONE) == ONE
     assert (BATCH + ONE).divide(Length()) is None
+    assert (BATCH * TIME - BATCH).divide(TIME - ONE) == BATCH
+    assert ((TIME + BATCH) * (TIME - BATCH)).divide(TIME - BATCH) == TIME + BATCH
+    assert (BATCH * TIME - ONE).divide(TIME - ONE) is None
+    assert Length().divide(TIME - ONE) == Length()
 
 
 def test_a_number_is_known_as_such():

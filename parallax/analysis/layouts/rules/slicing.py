@@ -103,19 +103,23 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
             continue
         if is_whole:
             dims[left] = fact.dims[axis]
-        elif known is None and cut is not None:
+        elif cut is not None and (known is None or dims[left].number is None):
             dims[left] = _measure(fact.dims[axis], facts[1:], masks, cut) or Length.of(f"{step.prefix}{node}[{left}]")
     return step.all_outputs(node, Sharded(result, part), None if fact.dims is None else tuple(dims))
 
 
 def _measure(length: Length, bounds: list[Fact], masks: dict[str, int], entry: int) -> Length | None:
-    """The length of a slice of an axis, where that is a number."""
+    """The length of a slice of an axis: of one of unknown length, where all but some entries at its ends are taken."""
     begin, end, stride = (fact.numbers() for fact in bounds)
-    if length.number is None or begin is None or end is None or stride is None:
+    if begin is None or end is None or stride is None:
         return None
     first = None if masks["begin"] >> entry & 1 else begin[entry]
     last = None if masks["end"] >> entry & 1 else end[entry]
-    return Length.of(len(range(length.number)[first : last : stride[entry]]))
+    if length.number is not None:
+        return Length.of(len(range(length.number)[first : last : stride[entry]]))
+    if stride[entry] != 1 or (first or 0) < 0 or (last or -1) >= 0:
+        return None
+    return length - Length.of((first or 0) - (last or 0))
 
 
 def _localize_places(step: StepWalk, node: str, slots: Iterable[int], entry: int | None) -> None:

@@ -149,7 +149,8 @@ def open_fixed_batch(
                 return gradients or f"{fixed}, since {_UNKNOWN_OF.format(left) if left else _UNKNOWN}"
         return f"{fixed} in {_MOST_PASSES} passes"
     except _NOT_DERIVED as error:
-        return f"{fixed}: {type(error).__name__}: {str(error).partition(chr(10))[0][:_MOST_LETTERS]}"
+        text = str(error).partition("\n")[0][:_MOST_LETTERS]
+        return f"{fixed}, since its gradients are not derived again for another size ({type(error).__name__}: {text})"
 
 
 def _find_batch(view: GraphView, forward: Set[str], of_losses: Set[str]) -> tuple[list[str], int] | str:
