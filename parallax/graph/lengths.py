@@ -85,6 +85,12 @@ def _rank_term(term: tuple[tuple[str, ...], int]) -> tuple[int, tuple[str, ...]]
 ONE = Length.of(1)
 
 
+def split_symbol(symbol: str) -> tuple[str, int | None]:
+    """(the tensor, its axis) of a symbol `tensor[axis]`; (the symbol, None) for any other one, such as a batch."""
+    tensor, _, axis = symbol.rpartition("[")
+    return (tensor, int(axis[:-1])) if axis.endswith("]") and axis[:-1].isdigit() else (symbol, None)
+
+
 def multiply(lengths: Iterable[Length]) -> Length:
     """The product of some lengths; 1 for none."""
     product = ONE

@@ -175,3 +175,25 @@ def test_slices_of_an_axis_of_open_length_gather_nothing() -> None:
 
     found = tried(build, {"ids": lambda rng, rows: rng.randint(0, 11, [rows, 5])})
     assert (found.kind, found.message, found.gathers) == ("equal", "", ())
+
+
+def test_a_recurrence_over_parts_of_examples_gathers_nothing() -> None:
+    """An RNN over the characters of words, of texts and words of any length."""
+
+    def build(rows: int | None) -> Any:
+        ids = v1.placeholder(tf.int64, [None, None, None], name="ids")
+        characters = tf.gather(v1.get_variable("table", [11, 2]), ids)
+        lengths = tf.shape(characters)
+        words = tf.reshape(characters, [lengths[0] * lengths[1], lengths[2], 2])
+        kernel = v1.get_variable("kernel", [5, 3])
+
+        def turn(t: Any, h: Any) -> Any:
+            return t + 1, tf.tanh(tf.concat([words[:, t], h], 1) @ kernel)
+
+        start = tf.constant(0), tf.zeros([tf.shape(words)[0], 3])
+        _, last = tf.while_loop(lambda t, _: t < lengths[2], turn, start)
+        texts = tf.reduce_sum(tf.reshape(last, [lengths[0], lengths[1], 3]), 1)
+        return v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(texts - 1.0)))
+
+    found = tried(build, {"ids": lambda rng, rows: rng.randint(0, 11, [rows, 4, 3])})
+    assert (found.kind, found.message, found.gathers) == ("equal", "", ())

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length, marked_nodes, sparse_feeds
-from parallax.graph.lengths import Length
+from parallax.graph.lengths import Length, split_symbol
 from parallax.graph.view import Edge, GraphView, node_of
 from parallax.plans.layouts import Change, Concatenated, ExampleNumbers, Layout, LayoutRewrites, ScaledMean, Sharded
 from parallax.plans.rewrites import Collect, Push, Rewrites
@@ -112,7 +112,10 @@ class _BatchNames:
         )
 
     def _of_length(self, node: str, length: Length) -> Length:
-        terms = tuple((tuple(self.at(node, batch) for batch in batches), factor) for batches, factor in length.terms)
+        def rename(symbol: str) -> str:
+            return symbol if split_symbol(symbol)[1] is not None else self.at(node, symbol)
+
+        terms = tuple((tuple(map(rename, symbols)), factor) for symbols, factor in length.terms)
         return replace(length, terms=terms)
 
     def _of_mean(self, mean: ScaledMean) -> ScaledMean:

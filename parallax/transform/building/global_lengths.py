@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from parallax.base.types import Tensor
-from parallax.graph.lengths import Length
+from parallax.graph.lengths import Length, split_symbol
 from parallax.graph.view import Edge, node_of, split_tensor
 from parallax.plans.layouts import Concatenated, LayoutRewrites, Sharded, ShardedAxis
 from parallax.transform.building.editor import Editor
@@ -65,10 +65,14 @@ class GlobalLengths:
     def _count(self, length: Length) -> Tensor:
         """A length in the program of one process, a scalar of type int64."""
         found = tf.constant(0, tf.int64)
-        for batches, factor in length.terms:
+        for symbols, factor in length.terms:
             product = tf.constant(factor, tf.int64)
-            for batch in batches:
-                product = product * self._editor.batch_weights[batch].rows
+            for symbol in symbols:
+                tensor, axis = split_symbol(symbol)
+                if axis is None:
+                    product = product * self._editor.batch_weights[symbol].rows
+                else:
+                    product = product * tf.shape(self._editor.tensor(tensor), out_type=tf.int64)[axis]
             found = found + product
         return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from parallax.analysis.layouts.rules.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
-from parallax.graph.lengths import Length
+from parallax.graph.lengths import Length, split_symbol
 from parallax.graph.view import Edge, GraphView, node_of, split_tensor
 from parallax.plans.layouts import (
     DISTINCT,
@@ -313,11 +313,16 @@ class StepWalk:
         return not self.lengths.isdisjoint(symbol for product, _ in length.terms for symbol in product)
 
     def is_of_batches(self, lengths: Fact) -> bool:
-        """Whether integers follow from batch lengths alone."""
-        values, known = lengths.values(), self.lengths
+        """Whether integers follow from the lengths of batches, and of other axes of their sources, alone."""
+        values = lengths.values()
         return values is not None and all(
-            one is not None and all(known.issuperset(product) for product, _ in one.terms) for one in values
+            one is not None and all(self._is_of_source(symbol) for product, _ in one.terms for symbol in product)
+            for one in values
         )
+
+    def _is_of_source(self, symbol: str) -> bool:
+        tensor, axis = split_symbol(symbol)
+        return symbol in self.lengths or (axis is not None and node_of(tensor) in self.batches)
 
     def has_lengths(self, shape: Fact) -> bool:
         """Whether more than one element of a vector is a multiple of a batch's length."""
