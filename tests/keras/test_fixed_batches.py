@@ -17,7 +17,7 @@ from parallax.base.errors import GraphError, PlanError
 from parallax.keras.evaluation import LastFit, trace_call
 from parallax.plans.plan import one_host
 from tests.keras.here import difference, fit_plainly, outcome
-from tests.keras.two_here import fit_by, read
+from tests.keras.two_here import fit_by, plan_of_fit, read
 
 layers, ops = keras.layers, keras.ops
 LENGTH, ROWS, TOKENS = 8, 40, 50
@@ -104,6 +104,26 @@ def test_the_declared_length_of_a_dataset_s_batches_is_that_of_the_global_batch(
         return model, fit(model, batches, validation_data=batches.take(2), epochs=2, verbose=0).history
 
     assert difference(outcome(functools.partial(fit_by, 3), script), outcome(fit_plainly, script)) < 1e-5
+
+
+SHAPES = [
+    lambda h: tf.reshape(h, [LENGTH, 6]),
+    lambda h: tf.reshape(tf.transpose(tf.reshape(h, [LENGTH, 2, 3]), [1, 0, 2]), [2, LENGTH, 3])[0],
+    lambda h: tf.reshape(tf.reshape(h, [LENGTH, 2, 3])[:, :1], [LENGTH, 3]) - tf.reduce_mean(h),
+]
+
+
+@pytest.mark.parametrize("reshape", SHAPES)
+def test_shapes_with_the_declared_length_gather_nothing(reshape: Callable[[Any], Any]) -> None:
+    def script(fit: Any) -> Any:
+        model = keras.Sequential([layers.Dense(6, "tanh"), layers.Lambda(reshape), layers.Dense(3)])
+        model.compile("sgd", "mse")
+        batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(LENGTH, drop_remainder=True)
+        notes = plan_of_fit(model, batches).notes
+        return model, (fit(model, batches, epochs=2, verbose=0).history, sum("all-gathered" in one for one in notes))
+
+    found = outcome(functools.partial(fit_by, 3), script)
+    assert difference(found, outcome(fit_plainly, script)) < 1e-5 and found["found"][1] == 0
 
 
 class Denoiser(keras.Model):

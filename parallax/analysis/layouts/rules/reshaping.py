@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from parallax.analysis.layouts.rules.elementwise import add_up, align
 from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Dims, Fact, shift_axis
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
@@ -56,7 +58,22 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
             f"Reshape {node!r} gives a batch of open length the fixed shape {[length.number for length in dims]}, "
             "which cannot fit both the global batch and a per-worker batch. Leave one dimension at -1."
         )
-    return None
+    place = _find_numbered_axis(dims, before.number, None if behind is None else behind.number)
+    if place is None:
+        return None
+    step.localize_axis(node, 1, place, fact.part)
+    return step.all_outputs(node, Sharded(place, fact.part), (*dims[:place], fact.part.length, *dims[place + 1 :]))
+
+
+def _find_numbered_axis(dims: Dims, before: int | None, behind: int | None) -> int | None:
+    """The axis of a fixed shape with as many elements before and behind it as a sharded axis, whose length it then has.
+
+    A number in a front end's step is one of the global batch.
+    """
+    sizes = [length.number or 0 for length in dims]
+    around = ((prod(sizes[:axis]), prod(sizes[axis + 1 :])) for axis in range(len(sizes)))
+    found = [axis for axis, sides in enumerate(around) if sides == (before, behind) and 0 not in sizes]
+    return found[0] if len(found) == 1 else None
 
 
 def _part_after_reshape(step: StepWalk, part: ShardedAxis, before: Length, dims: Dims, axis: int) -> ShardedAxis | None:

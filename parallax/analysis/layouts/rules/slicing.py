@@ -148,6 +148,8 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     dims = tuple(n for n in shape if n is not None)
     place = _find_axes(len(begin), _read_masks(step, node), len(dims))
     axis = next(axis for axis, (_, result) in place.items() if result == fact.axis)
+    if dims[axis].number is not None and not step.is_script:  # a number of a front end's is one of the global batch
+        return _fill_around_whole_axis(step, node, fact.axis, fact.part)
     if dims[axis] != fact.part.length:
         return None
     step.localize(node, 0, axis, dims)
@@ -156,7 +158,7 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _fill_around_whole_axis(step: StepWalk, node: str, along: int, part: ShardedAxis) -> list[Fact] | None:
-    """StridedSliceGrad into a shape of per-worker lengths: where the axis was kept in full.
+    """StridedSliceGrad into a shape of per-worker lengths, or a constant one: where the axis was kept in full.
 
     Args:
         step: the walk.
@@ -176,6 +178,8 @@ def _fill_around_whole_axis(step: StepWalk, node: str, along: int, part: Sharded
         is_open = masks["begin"] >> entry & 1 and masks["end"] >> entry & 1
         if not is_open or steps is None or steps[entry] != ONE:
             return None
+    if shape.is_same:
+        step.localize_axis(node, 0, axis, part)
     step.keep_local(node, [0])
     return step.all_outputs(node, Sharded(axis, part))
 
