@@ -29,7 +29,7 @@ def keep_write_order(changed: GraphDef, view: GraphView, edges: Iterable[Edge], 
     of_nodes = {
         name: before
         for name in dict.fromkeys([*(edge.node for edge in edges), *replaced])
-        if (before := _NOTHING.union(*(writes[node_of(tensor)] for tensor in view.inputs(name))))
+        if (before := _NOTHING.union(*(writes.get(node_of(tensor), _NOTHING) for tensor in view.inputs(name))))
     }
     if not of_nodes:
         return
@@ -44,17 +44,17 @@ def keep_write_order(changed: GraphDef, view: GraphView, edges: Iterable[Edge], 
 
 
 def _find_writes_before(view: GraphView) -> dict[str, frozenset[str]]:
-    """Node -> the control inputs that write state, or wait for a write, of it and of the nodes that compute it."""
+    """Node -> the control inputs, of it and of the nodes that compute it, that write state or wait for a write."""
     has_written: set[str] = set()
     writes: dict[str, frozenset[str]] = {}
     for node in view.topological_order():
-        inputs, controls = [node_of(tensor) for tensor in view.inputs(node)], view.controls(node)
-        is_write = state_op(view.op(node), len(inputs)) is not None
-        if is_write or not has_written.isdisjoint(inputs) or not has_written.isdisjoint(controls):
+        nodes_before = view.nodes_before(node)
+        if not has_written.isdisjoint(nodes_before) or state_op(view.op(node), len(view.inputs(node))) is not None:
             has_written.add(node)
-        own = frozenset(one for one in controls if one in has_written) if has_written else _NOTHING
-        before = {writes.get(one, _NOTHING) for one in inputs} - {_NOTHING}
-        writes[node] = own.union(*before) if before else own
+        before = {writes[one] for one in map(node_of, view.inputs(node)) if one in writes} if writes else set()
+        own = frozenset(one for one in view.controls(node) if one in has_written) if has_written else _NOTHING
+        if own or before:
+            writes[node] = own.union(*before)
     return writes
 
 

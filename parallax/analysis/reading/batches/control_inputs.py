@@ -27,7 +27,9 @@ def find_preceding(graph: Graph, record: CapturedRecord, outside: Set[str]) -> l
 
 
 def remove_stand_ins(derived: GraphDef) -> GraphDef:
-    """A graph in which nodes wait for what no-ops of `find_preceding` stand for."""
+    """A graph in which nodes wait for what no-ops of `find_preceding` stand for; the graph itself where it has none."""
+    if not any(node.name.startswith(_STAND_IN) for node in derived.node):
+        return derived
     changed = type(derived)(versions=derived.versions, library=derived.library)
     for node in derived.node:
         if not node.name.startswith(_STAND_IN):
