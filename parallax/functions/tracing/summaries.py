@@ -7,7 +7,7 @@ global batch, as any result that the layout engine replicates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
@@ -117,5 +117,7 @@ def record_summaries() -> Iterator[StepSummaries]:
     decide = mock.patch.object(
         summary_ops_v2, "should_record_summaries", lambda: summaries.note_condition(is_recorded())
     )
-    with decide, replace_op(_OPS[0]), replace_op(_OPS[1]), replace_op(_OPS[2]):
+    with ExitStack() as stack:
+        for one in (decide, *map(replace_op, _OPS)):
+            stack.enter_context(one)
         yield summaries
