@@ -248,6 +248,19 @@ def test_a_count_before_a_length_is_made_where_the_batch_is_open() -> None:
     assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
 
 
+@pytest.mark.parametrize("of_variable", [True, False])
+def test_a_length_of_what_updates_compute_of_gradients_is_known_or_noted(of_variable: bool) -> None:
+    """The variable has as many rows as the batch."""
+
+    def update(x: Any, y: Any, out: Any) -> Any:
+        loss, average = tf.reduce_mean(tf.square(out - y)), v1.get_variable("average", [3], F, trainable=False)
+        squares = tf.square(tf.gradients(loss, v1.trainable_variables() if of_variable else out)[0])
+        return tf.group(train(out, y), average.assign(tf.reduce_sum(squares, 0) / measure(squares)))
+
+    outcome = tried(build_with(update), FEEDS, is_open=False, dtype="float64", rows=6)
+    assert outcome.kind == ("equal" if of_variable else "told") and bool(outcome.notes) != of_variable, outcome
+
+
 def contrast(x: Any, y: Any, out: Any) -> Any:
     """SimCLR's loss: labels are numbers of examples among two views of each, and masks remove an example's own."""
     one, other = tf.math.l2_normalize(out, 1), tf.math.l2_normalize(tf.tanh(out + x[:, :3]), 1)

@@ -6,7 +6,7 @@ constants, and the ops of autodiff, which are those that opening a batch replace
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 import tensorflow as tf
 
@@ -17,6 +17,23 @@ from parallax.graph.control_flow import branches_at
 from parallax.graph.view import GraphView, node_of
 
 _STAND_IN = "parallax_opened_preceding/"
+
+
+def order_records(view: GraphView, records: Sequence[CapturedRecord]) -> list[CapturedRecord]:
+    """The script's records, each after those whose gradients its losses read: one in a function call may come last."""
+    waiting = [one for one in records if one.gradients]  # the rest are TensorFlow's own
+    if len(waiting) == 1:
+        return waiting
+    read_by_loss = {one.of: view.ancestors(map(node_of, one.of)) for one in waiting}
+    given = {id(one): {node_of(values) for _, values, _ in one.gradients} for one in waiting}
+    ordered: list[CapturedRecord] = []
+    while waiting:
+        is_ready = (
+            one for one in waiting if all(o is one or read_by_loss[one.of].isdisjoint(given[id(o)]) for o in waiting)
+        )
+        ordered.append(next(is_ready, waiting[0]))
+        waiting = [one for one in waiting if one is not ordered[-1]]
+    return ordered
 
 
 def find_preceding(graph: Graph, record: CapturedRecord, outside: Set[str]) -> list[Operation]:

@@ -18,7 +18,12 @@ from parallax.analysis.reading.batches.batch_constants import BatchConstants
 from parallax.analysis.reading.batches.batch_degrees import gradients_of
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
-from parallax.analysis.reading.batches.control_inputs import find_preceding, remove_stand_ins, restore_control_inputs
+from parallax.analysis.reading.batches.control_inputs import (
+    find_preceding,
+    order_records,
+    remove_stand_ins,
+    restore_control_inputs,
+)
 from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCES, is_assigned
 from parallax.analysis.reading.batches.length_sources import LengthSources, add_measured_ancestors
 from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
@@ -112,7 +117,7 @@ def open_fixed_batch(
         numbers = IntegerClassifier(view, forward, length)
         inputs = LengthSources(view, {tensor: names[tensor] for tensor in sources}, autodiff, measured)
         parts = forward & needed & inputs.of_batches, losses & forward & inputs.of_batches
-        updates = UpdateLengths(view, measured, names, forward, forward - parts[0], autodiff, inputs)
+        updates = UpdateLengths(view, measured, names, forward, forward - parts[0], autodiff, inputs, targets)
         measured = {
             constant: one._replace(tensor=names.get(one.tensor, one.tensor))
             for constant, one in measured.items()
@@ -291,7 +296,7 @@ def _derive_gradients(
     for node in outside:
         graph.unique_name(node)  # that no new op gets
     with graph.as_default(), in_style_of(graph), rebind_custom_gradients(graph, {**names, **substitutes}):
-        for number, record in enumerate(_order_records(fixed, records)):
+        for number, record in enumerate(order_records(fixed, records)):
             ys, weights = find_weights(graph, record)
             stopped = [graph.get_tensor_by_name(names.get(tensor, tensor)) for tensor in record.stopped]
             xs = [graph.get_tensor_by_name(substitutes.get(target, target)) for target, _, _ in record.gradients]
@@ -323,21 +328,6 @@ def _derive_gradients(
     _infer_others(fixed, view, graph, outside)
     again, hidden = records_in(graph, ops, (), view)
     return None if hidden else OpenedGraph(view, again, gradients)
-
-
-def _order_records(view: GraphView, records: Sequence[CapturedRecord]) -> list[CapturedRecord]:
-    """The script's records, each after those whose gradients its losses read: one in a function call may come last."""
-    waiting = [one for one in records if one.gradients]  # the rest are TensorFlow's own
-    if len(waiting) == 1:
-        return waiting
-    read = {id(one): view.ancestors({node_of(tensor) for tensor in one.of}) for one in waiting}
-    given = {id(one): {node_of(values) for _, values, _ in one.gradients} for one in waiting}
-    ordered: list[CapturedRecord] = []
-    while waiting:
-        is_ready = (one for one in waiting if all(o is one or read[id(one)].isdisjoint(given[id(o)]) for o in waiting))
-        ordered.append(next(is_ready, waiting[0]))
-        waiting = [one for one in waiting if one is not ordered[-1]]
-    return ordered
 
 
 def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, outside: Set[str]) -> None:

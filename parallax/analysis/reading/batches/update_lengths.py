@@ -39,6 +39,7 @@ class UpdateLengths:
         apart: those of them on which no loss depends, and no value that is computed from a batch.
         autodiff: the nodes of autodiff.
         inputs: the batch sources.
+        targets: dense gradient -> the tensor of which it is the gradient, and whose shape it has.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class UpdateLengths:
         apart: Set[str],
         autodiff: Set[str],
         inputs: LengthSources,
+        targets: Mapping[str, str],
     ) -> None:
+        self._targets = targets
         self._view, self._measured, self._names, self._forward, self._apart = view, measured, names, forward, apart
         self._autodiff, self._inputs, self._branches = autodiff, inputs, branches_of(view)
 
@@ -92,7 +95,8 @@ class UpdateLengths:
             if constant not in self._apart or not self._is_read(constant):
                 continue
             if node_of(one.tensor) in of_gradients:
-                left = left or (constant if length in (view.shape(one.tensor) or ()) else "")
+                is_known = length not in (view.shape(one.tensor) or ()) or not self._is_of_batch(inferred, one.tensor)
+                left = left or ("" if is_known else constant)
                 continue
             now = one._replace(tensor=self._names.get(one.tensor, one.tensor))
             made = self._measure_again(inferred, opened, constant, now, length)
@@ -100,6 +104,22 @@ class UpdateLengths:
                 if edge.node in self._apart:
                     by_name[edge.node].input[edge.slot] = made
         return left
+
+    def _is_of_batch(self, inferred: GraphView, tensor: str) -> bool:
+        """Whether a tensor that updates compute of gradients may have the batch's axis: whether one of these has it."""
+        waiting = [tensor]
+        for one in waiting:
+            known = self._targets.get(one, one)
+            if known in self._names:
+                return True
+            if node_of(known) in inferred.nodes:
+                if find_open_axis(self._view, inferred, known) is not None:
+                    return True
+            elif node_of(one) in self._autodiff:
+                return True
+            else:
+                waiting += [other for other in self._view.inputs(node_of(one)) if other not in waiting]
+        return False
 
     def _is_read(self, constant: str) -> bool:
         """Whether updates read a constant."""
