@@ -103,8 +103,12 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
             continue
         if is_whole:
             dims[left] = fact.dims[axis]
-        elif cut is not None and (known is None or dims[left].number is None):
-            dims[left] = _measure(fact.dims[axis], facts[1:], masks, cut) or Length.of(f"{step.prefix}{node}[{left}]")
+        elif cut is not None:
+            measured = _measure(fact.dims[axis], facts[1:], masks, cut)
+            if known is None:
+                dims[left] = measured or Length.of(f"{step.prefix}{node}[{left}]")
+            elif measured is not None and axis != fact.axis:  # whose length is that of the sharding
+                dims[left] = measured
     return step.all_outputs(node, Sharded(result, part), None if fact.dims is None else tuple(dims))
 
 
