@@ -23,7 +23,7 @@ from parallax.base.types import ConcreteFunction, Nest, Value, Variable
 from parallax.entry import call as calls
 from parallax.functions.remote.driven_workers import ReservedWorkers, reserved_workers
 from parallax.functions.remote.remote_steps import RemoteSteps
-from parallax.functions.tracing.results import mark_results
+from parallax.functions.tracing.results import add_summaries, mark_results
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph, StepVariable, unique_name
 from parallax.functions.tracing.summaries import StepSummaries
 from parallax.functions.tracing.traced_values import take_values
@@ -258,7 +258,7 @@ def _graph_of(
             one.name, one.concrete, True, one.examples, one.full, whole=one.whole, has_length=one.has_length
         )
         results, parts, summaries = graph_step.fetches
-        rules_of_all = [*one.rules, *["whole"] * len(summaries)]
+        rules_of_all = add_summaries(one.rules, summaries)
         (results, summaries), rules[one] = mark_results(graph.graph, (results, summaries), rules_of_all)
         made[one] = replace(graph_step, fetches=(results, parts, summaries))
     return graph, made, rules

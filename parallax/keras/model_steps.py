@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from parallax.base.types import ConcreteFunction, KerasModel, Log, Logs, Nest, Tensor, Variable
 from parallax.functions.tracing.batch_norm_setting import fused_normalizations
-from parallax.functions.tracing.results import default_rule, mark_results, reported_value
+from parallax.functions.tracing.results import add_summaries, default_rule, mark_results, reported_value
 from parallax.functions.tracing.step_graph import GraphStep, StepGraph, StepVariable, unique_name
 from parallax.functions.tracing.summaries import StepSummaries, record_summaries
 from parallax.functions.tracing.trace_step import (
@@ -131,7 +131,7 @@ def step_graph(
         counts = is_counted and name == "train"
         graph_step = graph.add(name, one.concrete, True, examples, lengths[name], counts, one.whole, one.has_length)
         logs, parts, summaries = graph_step.fetches
-        rules = [*rules_of_logs(one), *["whole"] * len(summaries)]
+        rules = add_summaries(rules_of_logs(one), summaries)
         (logs, summaries), _ = mark_results(graph.graph, (logs, summaries), rules)
         steps[name] = replace(graph_step, fetches=(logs, parts, summaries))
     return graph, steps

@@ -18,7 +18,7 @@ from parallax.functions.batches.numbered_rows import NumberedArrays, NumberedRow
 from parallax.functions.batches.row_pipeline import RawRows, RowPipeline
 from parallax.functions.metric_sums import StepValues
 from parallax.functions.remote.remote_steps import RemoteSteps
-from parallax.functions.tracing.results import rules_of_fetches
+from parallax.functions.tracing.results import add_summaries, default_rule
 from parallax.functions.tracing.step_graph import GraphStep
 from parallax.functions.tracing.traced_values import InFile
 from parallax.functions.tracing.written_variables import find_written
@@ -177,7 +177,7 @@ class ModelTraining:
         self.variables.flush()
         results, _, summaries = step.fetches
         fetches = [*results.values(), *summaries]
-        rules = rules_of_fetches(results.values(), summaries)
+        rules = add_summaries(map(default_rule, results.values()), summaries)
         waits = []
         for batch in batches:
             share = running.pack_part(self._parts_of("predict", batch), step.whole)
@@ -196,7 +196,7 @@ class ModelTraining:
         logs, step, written = self._logs[which], self._steps[which], self._traced[which].summaries
         results, parts, summaries = step.fetches
         others = [results[name] for name in logs.others]
-        rules = rules_of_fetches(others, summaries)
+        rules = add_summaries(map(default_rule, others), summaries)
         share = self._running.pack_part(batch, step.whole)
         wait = self._running.start(step, share, [*others, *summaries], parts, rules)
         self.variables.outdate(self._written[which])

@@ -243,8 +243,30 @@ def test_lengths_that_updates_read_are_those_of_the_global_batch(update: Any) ->
     assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
 
 
-def test_a_count_before_a_length_is_made_where_the_batch_is_open() -> None:
-    outcome = tried(build_with(steps_before_lengths), FEEDS, dtype="float64", rows=14)
+def counts_in_a_branch(x: Any, y: Any, out: Any) -> Any:
+    steps, seen = counter("steps"), counter("seen")
+
+    def count() -> Any:
+        with tf.control_dependencies([steps.assign_add(1.0)]):
+            return seen.assign_add(measure(x))
+
+    return tf.group(train(out, y), tf.cond(seen < 100.0, count, lambda: tf.identity(seen)))
+
+
+def counts_in_a_loop(x: Any, y: Any, out: Any) -> Any:
+    steps, seen = counter("steps"), counter("seen")
+
+    def turn(number: Any) -> Any:
+        with tf.control_dependencies([steps.assign_add(1.0)]), tf.control_dependencies([seen.assign_add(measure(x))]):
+            return number + 1
+
+    return tf.group(train(out, y), tf.while_loop(lambda number: number < 3, turn, [0]))
+
+
+@pytest.mark.parametrize("control_flow_v2", [True, False])
+@pytest.mark.parametrize("update", [steps_before_lengths, counts_in_a_branch, counts_in_a_loop])
+def test_lengths_of_an_open_batch_are_counted_in_the_order_of_the_script(update: Any, control_flow_v2: bool) -> None:
+    outcome = tried(build_with(update), FEEDS, dtype="float64", rows=14, control_flow_v2=control_flow_v2)
     assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
 
 

@@ -148,7 +148,7 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, FetchedResults]:
         visit_all(program, step, units)
         finish_step(program, step)
         needed = [
-            _find_unscaled(step, t, edges)
+            _find_sum_to_reduce(step, t, edges)
             for (t, to), edges in step.changes.items()
             if edges and to == REPLICATED and is_partial(step.facts[t])
         ]
@@ -167,7 +167,7 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, FetchedResults]:
     raise GraphError(f"Cannot determine which tensors of this graph are sharded over the workers. {REMEDY}")
 
 
-def _find_unscaled(step: StepWalk, tensor: str, edges: Sequence[Edge]) -> str:
+def _find_sum_to_reduce(step: StepWalk, tensor: str, edges: Sequence[Edge]) -> str:
     """The partial sum to reduce where readers need a tensor replicated: the tensor, or that of which it is a multiple.
 
     Scaled parts do not add up to the scaled sum in the last bit, by which an integer may differ.

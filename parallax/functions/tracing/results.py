@@ -81,9 +81,9 @@ def default_rule(tensor: Tensor) -> str:
     return "rows" if tensor.shape.rank and tensor.shape[0] is None else "whole"
 
 
-def rules_of_fetches(logs: Iterable[Tensor], summaries: Sequence[Tensor]) -> list[str]:
-    """The rules of fetched logs, which are the default ones, and of summaries, which the step replicates."""
-    return [*map(default_rule, logs), *["whole"] * len(summaries)]
+def add_summaries(rules: Iterable[str], summaries: Sequence[Tensor]) -> list[str]:
+    """The rules of results, followed by those of summaries, which the step replicates."""
+    return [*rules, *["whole"] * len(summaries)]
 
 
 def mark_results(graph: Graph, fetches: Nest, rules: Sequence[str]) -> tuple[Nest, tuple[str, ...]]:

@@ -1,7 +1,8 @@
-"""Keeps the order that a script states between a write and the ops after it, where rewritten inputs have lost it.
+"""Keeps the order between a write and the ops after it, and loops and branches, where rewritten inputs have lost them.
 
 TensorFlow stores `tf.control_dependencies` in the first ops that are created within: often a shape or a constant, and
-the ops that read it follow. A node whose input is a new tensor, which is not computed from the old one, waits itself.
+the ops that read it follow. So it does for the loop or branch in which an op runs, if its inputs are from outside. A
+node whose input is a new tensor, which is not computed from the old one, waits itself.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from parallax.base.types import GraphDef
-from parallax.graph.control_flow import branches_of
+from parallax.graph.control_flow import Branches, branches_of
 from parallax.graph.ops import state_op
-from parallax.graph.view import Edge, GraphView, node_of, tensor_name
+from parallax.graph.view import NEXT_ITERATIONS, Edge, GraphView, node_of, tensor_name
 
 _NOTHING: frozenset[str] = frozenset()
 
@@ -25,7 +26,8 @@ def keep_write_order(changed: GraphDef, view: GraphView, edges: Iterable[Edge], 
         edges: the edges that read other tensors than in it.
         replaced: the nodes that compute their results otherwise.
     """
-    writes = _find_writes_before(view)
+    branches = branches_of(view)
+    writes = _find_writes_before(view, branches)
     of_nodes = {
         name: before
         for name in dict.fromkeys([*(edge.node for edge in edges), *replaced])
@@ -33,18 +35,29 @@ def keep_write_order(changed: GraphDef, view: GraphView, edges: Iterable[Edge], 
     }
     if not of_nodes:
         return
-    nodes, branches = {node.name: node for node in changed.node}, branches_of(view)
-    needed = {name: [node_of(tensor_name(one)) for one in node.input] for name, node in nodes.items()}
+    nodes = {node.name: node for node in changed.node}
+    needed = {
+        name: [] if node.op in NEXT_ITERATIONS else [node_of(tensor_name(one)) for one in node.input]
+        for name, node in nodes.items()
+    }
     seen = _find_seen(needed, of_nodes, _NOTHING.union(*of_nodes.values()))
     for name, before in of_nodes.items():
         for write in sorted(before - seen[name]):
-            if not branches[name] and not branches[write] and name not in _find_ancestors(needed, write):
+            if _can_wait(branches[name], branches[write]) and name not in _find_ancestors(needed, write):
                 nodes[name].input.append(f"^{write}")
                 needed[name].append(write)
 
 
-def _find_writes_before(view: GraphView) -> dict[str, frozenset[str]]:
-    """Node -> the control inputs, of it and of the nodes that compute it, that write state or wait for a write."""
+def _can_wait(own: Branches, of_write: Branches) -> bool:
+    """Whether a node may have a control input: from its own branch and iteration, or from around its branches."""
+    return own[: len(of_write)] == of_write and not any(branch.is_loop for branch in own[len(of_write) :])
+
+
+def _find_writes_before(view: GraphView, branches: Mapping[str, Branches]) -> dict[str, frozenset[str]]:
+    """Node -> the control inputs, of it and of the nodes that compute it, that write state or wait for a write.
+
+    With them are those in a loop or a branch: a node there runs only if they do.
+    """
     has_written: set[str] = set()
     writes: dict[str, frozenset[str]] = {}
     for node in view.topological_order():
@@ -52,7 +65,7 @@ def _find_writes_before(view: GraphView) -> dict[str, frozenset[str]]:
         if not has_written.isdisjoint(nodes_before) or state_op(view.op(node), len(view.inputs(node))) is not None:
             has_written.add(node)
         before = {writes[one] for one in map(node_of, view.inputs(node)) if one in writes} if writes else set()
-        own = frozenset(one for one in view.controls(node) if one in has_written) if has_written else _NOTHING
+        own = frozenset(one for one in view.controls(node) if one in has_written or branches[one])
         if own or before:
             writes[node] = own.union(*before)
     return writes

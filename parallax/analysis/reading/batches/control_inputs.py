@@ -25,11 +25,13 @@ def order_records(view: GraphView, records: Sequence[CapturedRecord]) -> list[Ca
     if len(waiting) == 1:
         return waiting
     read_by_loss = {one.of: view.ancestors(map(node_of, one.of)) for one in waiting}
-    given = {id(one): {node_of(values) for _, values, _ in one.gradients} for one in waiting}
+    delivered = {id(one): {node_of(values) for _, values, _ in one.gradients} for one in waiting}
     ordered: list[CapturedRecord] = []
     while waiting:
         is_ready = (
-            one for one in waiting if all(o is one or read_by_loss[one.of].isdisjoint(given[id(o)]) for o in waiting)
+            one
+            for one in waiting
+            if all(other is one or read_by_loss[one.of].isdisjoint(delivered[id(other)]) for other in waiting)
         )
         ordered.append(next(is_ready, waiting[0]))
         waiting = [one for one in waiting if one is not ordered[-1]]
