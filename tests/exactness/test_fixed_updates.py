@@ -168,12 +168,12 @@ def averages_of_losses(x: Any, y: Any, out: Any) -> Any:
     return optimizer.apply_gradients(gradients)
 
 
-def steps_before_gradients(x: Any, y: Any, out: Any) -> Any:
-    steps = counter("steps")
-    with tf.control_dependencies([steps.assign_add(1.0)]):
-        optimizer = v1.train.GradientDescentOptimizer(0.1)
-        gradients = optimizer.compute_gradients(tf.reduce_mean(tf.square(out - y)))
-    return optimizer.apply_gradients(gradients)
+def average_before_the_loss(x: Any, y: Any, out: Any) -> Any:
+    """An update for which the loss waits and its gradient does not: the train op alone does not run it."""
+    error, average = out - y, counter("average")
+    with tf.control_dependencies([average.assign_add(tf.reduce_mean(error))]):
+        loss = tf.reduce_mean(tf.square(error))
+    return v1.train.GradientDescentOptimizer(0.1).minimize(loss)
 
 
 def steps_before_lengths(x: Any, y: Any, out: Any) -> Any:
@@ -215,7 +215,7 @@ def statistics_of_gradients(x: Any, y: Any, out: Any) -> Any:
 CASES = [
     *(
         averages_of_losses,
-        steps_before_gradients,
+        average_before_the_loss,
         oldest_first,
         steps_before_lengths,
         one_after_another,

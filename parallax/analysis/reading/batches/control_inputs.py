@@ -1,4 +1,4 @@
-"""The order of ops in an opened graph: what is made anew runs after what the ops in its place ran after.
+"""The order of ops in an opened graph: a new op runs after the ops that its predecessor ran after, and no others.
 
 A script states an order by `tf.control_dependencies`. TensorFlow stores it in the first ops that are created within:
 constants, and the ops of autodiff, which are those that opening a batch replaces.
@@ -6,7 +6,7 @@ constants, and the ops of autodiff, which are those that opening a batch replace
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 
 import tensorflow as tf
 
@@ -14,9 +14,11 @@ from parallax.analysis.reading.construction.recorded_gradients import CapturedRe
 from parallax.base.types import Graph, GraphDef, Operation
 from parallax.graph.batches import SUBSTITUTES, find_substitutes
 from parallax.graph.control_flow import branches_at
+from parallax.graph.ops import READS, is_stateful, state_op
 from parallax.graph.view import GraphView, node_of
 
 _STAND_IN = "parallax_opened_preceding/"
+_COPY = "parallax_opened_measured/"
 
 
 def order_records(view: GraphView, records: Sequence[CapturedRecord]) -> list[CapturedRecord]:
@@ -78,3 +80,48 @@ def _find_constants_behind(view: GraphView, tensor: str) -> list[str]:
     for node in nodes:
         nodes += [other for one in view.inputs(node) if (other := node_of(one)) not in nodes]
     return nodes
+
+
+def detach_gradients(fixed: GraphView, opened: GraphDef, gradients: Iterable[tuple[str, str]]) -> None:
+    """Makes gradients read copies that wait for nothing where they would run updates that the fixed batch's do not run.
+
+    For a fixed batch, autodiff knows shapes and reads no tensors for them. So an update for which only the loss waits
+    does not run where a script fetches the train op alone.
+
+    Args:
+        fixed: the graph for the fixed batch.
+        opened: the graph with an open batch, which is modified.
+        gradients: (gradient of the opened graph, the one of the fixed batch that it replaces).
+    """
+    view, pairs = GraphView(opened), list(gradients)
+    needed = view.ancestors({node_of(new) for new, _ in pairs})
+    effects = {node for node in needed & fixed.nodes.keys() if _has_effect(view, node)}
+    effects -= fixed.ancestors({node_of(old) for _, old in pairs if node_of(old) in fixed.nodes}) if effects else set()
+    if not effects:
+        return
+    later = view.descendants(effects, waits=True)
+    derived = {node for node in needed - fixed.nodes.keys() if not node.startswith(SUBSTITUTES)}
+    for name in sorted(derived):
+        for slot, tensor in enumerate(view.inputs(name)):
+            copied = view.computed_of([node_of(tensor)]) & later if node_of(tensor) not in derived else set()
+            if copied and copied.isdisjoint(effects) and not any(branches_at(view, f"{one}:0") for one in copied):
+                _add_copies(view, opened, copied)
+                view.nodes[name].input[slot] = f"{_COPY}{tensor}"
+
+
+def _has_effect(view: GraphView, node: str) -> bool:
+    """Whether a node does more than to compute its results."""
+    op = view.op(node)
+    return state_op(op, len(view.inputs(node))) is not None or (is_stateful(op) and op not in (*READS, "VarHandleOp"))
+
+
+def _add_copies(view: GraphView, opened: GraphDef, nodes: Set[str]) -> None:
+    """Adds copies without control inputs of some nodes, which read each other, where they are not there yet."""
+    made = {node.name for node in opened.node}
+    for name in sorted(nodes):
+        if f"{_COPY}{name}" not in made:
+            copy = opened.node.add()
+            copy.CopyFrom(view.nodes[name])
+            copy.name = f"{_COPY}{name}"
+            copy.input[:] = [f"{_COPY}{one}" if node_of(one) in nodes else one for one in view.inputs(name)]
+            copy.attr.pop("_class", None)

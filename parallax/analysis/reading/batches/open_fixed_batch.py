@@ -19,6 +19,7 @@ from parallax.analysis.reading.batches.batch_degrees import gradients_of
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.control_inputs import (
+    detach_gradients,
     find_preceding,
     order_records,
     remove_stand_ins,
@@ -324,6 +325,7 @@ def _derive_gradients(
     derived = remove_stand_ins(graph.as_graph_def(add_shapes=True))
     replaced = replace_gradients(opened, derived, instead, autodiff, {old: _seen_open(old) for old in instead})
     restore_control_inputs(replaced)
+    detach_gradients(fixed, replaced, gradients.items())
     view = GraphView(replaced)
     _infer_others(fixed, view, graph, outside)
     again, hidden = records_in(graph, ops, (), view)
