@@ -113,7 +113,8 @@ def test_normalizations_that_a_fed_scalar_chooses_are_of_the_global_batch(
     assert outcome.kind == "equal", outcome
 
 
-def test_a_layer_is_initialized_by_the_first_batch() -> None:
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_layer_is_initialized_by_the_first_batch(is_open: bool) -> None:
     """Glow's normalization: a flag of all workers chooses a branch that writes a variable, and is differentiated."""
 
     def build(rows: int | None) -> Any:
@@ -132,5 +133,5 @@ def test_a_layer_is_initialized_by_the_first_batch() -> None:
         return tf.group(v1.train.GradientDescentOptimizer(0.1).minimize(loss), done)
 
     feeds = {"x": lambda rng, rows: rng.randn(rows, WIDTH)}
-    found = tried(build, feeds, dtype="float64", is_open=True, control_flow_v2=True)
+    found = tried(build, feeds, dtype="float64", is_open=is_open, control_flow_v2=True)
     assert (found.kind, found.message, found.notes) == ("equal", "", ())

@@ -223,6 +223,7 @@ def capture(
         if isinstance(opened, OpenedGraph):
             fixed, gradients, replaced = view, opened.gradients, replaced.union(*(record.ops for record in records))
             view, records = _lower_control_flow(opened.view, opened.records)
+            has_plain = has_plain or view is not opened.view
             by_layouts = _mark_batches(view, initial, records)
         means = opened if isinstance(opened, str) else means
         if requested is None and not by_layouts and has_plain:
@@ -266,10 +267,11 @@ def _flat(graph_def: GraphDef, lowers_all: bool) -> tuple[GraphDef, tuple[Inline
 def _lower_control_flow(
     view: GraphView, records: tuple[CapturedRecord, ...]
 ) -> tuple[GraphView, tuple[CapturedRecord, ...]]:
-    """A graph without conditionals and loops at its top level; the contents of autodiff's belong to autodiff."""
+    """A graph without conditionals, loops and fused normalizations; the contents of autodiff's belong to autodiff."""
     if not has_control_flow(view.graph_def):
         return view, records
-    lowered = GraphView(infer_shapes(_flat(view.graph_def, lowers_all=True)[0]))
+    plain, _ = with_plain_normalizations(_flat(view.graph_def, lowers_all=True)[0])
+    lowered = GraphView(infer_shapes(plain))
     added = lowered.nodes.keys() - view.nodes.keys()
     of_autodiff = [record.ops | {node for node in added if conditional_of(node) in record.ops} for record in records]
     return lowered, tuple(replace(record, ops=ops) for record, ops in zip(records, of_autodiff, strict=True))

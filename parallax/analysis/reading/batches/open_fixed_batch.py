@@ -35,6 +35,7 @@ from parallax.analysis.reading.batches.unclassified_constants import Unclassifie
 from parallax.analysis.reading.batches.update_lengths import UpdateLengths
 from parallax.analysis.reading.batches.weighted_losses import find_weights, weigh_losses
 from parallax.analysis.reading.construction.custom_gradients import rebind_custom_gradients
+from parallax.analysis.reading.construction.handle_gradients import differentiate_handles, remove_handle_zeros
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.analysis.reading.construction.old_contexts import Contexts, import_with_contexts, in_style_of, is_complete
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord, losses_of, records_in
@@ -296,7 +297,8 @@ def _derive_gradients(
     substitutes = {old: new for old, (new, *others) in find_substitutes(GraphView(opened)).items() if not others}
     for node in outside:
         graph.unique_name(node)  # that no new op gets
-    with graph.as_default(), in_style_of(graph), rebind_custom_gradients(graph, {**names, **substitutes}):
+    closures = rebind_custom_gradients(graph, {**names, **substitutes})
+    with graph.as_default(), in_style_of(graph), closures, differentiate_handles(graph):
         for number, record in enumerate(order_records(fixed, records)):
             ys, weights = find_weights(graph, record)
             stopped = [graph.get_tensor_by_name(names.get(tensor, tensor)) for tensor in record.stopped]
@@ -323,6 +325,7 @@ def _derive_gradients(
                     instead[old] = new
     ops = [op.name for op in graph.get_operations()]
     derived = remove_stand_ins(graph.as_graph_def(add_shapes=True))
+    remove_handle_zeros(derived)
     replaced = replace_gradients(opened, derived, instead, autodiff, {old: _seen_open(old) for old in instead})
     restore_control_inputs(replaced)
     detach_gradients(fixed, replaced, gradients.items())

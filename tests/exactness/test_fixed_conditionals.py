@@ -1,0 +1,65 @@
+"""Conditionals that write variables, and normalize, in graphs for a fixed batch: N workers are one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.exactness.loss_trials import tried
+
+v1 = tf.compat.v1
+FEEDS = {
+    "x": lambda rng, rows: rng.randn(rows, 4, 4, 2),
+    "ids": lambda rng, rows: rng.randint(0, 6, [rows]),
+    "training": lambda rng, rows: rng.rand() < 0.7,
+}
+
+
+def by_hand(x: Any, ids: Any, training: Any) -> Any:
+    """A mean that one branch subtracts and stores, a scale and a table that this branch alone reads."""
+    stored = v1.get_variable("stored", [2], tf.float64, trainable=False)
+    scale, table = v1.get_variable("scale", [2], tf.float64), v1.get_variable("table", [6, 2], tf.float64)
+
+    def normalize() -> Any:
+        mean = tf.reduce_mean(x, [0, 1, 2])
+        with tf.control_dependencies([stored.assign(0.9 * stored + 0.1 * mean)]):
+            return (x - mean) * scale + tf.gather(table, ids)[:, None, None]
+
+    return tf.cond(training, normalize, lambda: x - stored)
+
+
+def fused(x: Any, ids: Any, training: Any) -> Any:
+    """A layer of TensorFlow 1, whose conditional writes nothing, between variables in 32 bits."""
+    scale, offset = v1.get_variable("scale", [2]), v1.get_variable("offset", [2])
+    stored = [v1.get_variable(name, [2], trainable=False) for name in ("mean", "variance")]
+
+    def normalize(*statistics: Any) -> Any:
+        pieces = tf.cast(x, tf.float32), scale, offset, *statistics
+        return v1.nn.fused_batch_norm(*pieces, is_training=not statistics)
+
+    normalized, *found = tf.cond(training, normalize, lambda: normalize(stored[0], tf.square(stored[1]) + 1.0))
+    for variable, value in zip(stored, found, strict=True):
+        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, variable.assign(0.9 * variable + 0.1 * value))
+    return tf.cast(normalized, tf.float64)
+
+
+@pytest.mark.parametrize("control_flow_v2", [True, False])
+@pytest.mark.parametrize("normalize", [by_hand, fused])
+def test_normalizations_in_branches_are_of_the_global_batch(
+    normalize: Callable[..., Any], control_flow_v2: bool
+) -> None:
+    def build(rows: int | None) -> Any:
+        v1.get_variable_scope().set_use_resource(True)
+        x, ids = v1.placeholder(tf.float64, [rows, 4, 4, 2], name="x"), v1.placeholder(tf.int64, [rows], name="ids")
+        w = v1.get_variable("w", [2, 2], tf.float64)
+        out = tf.tanh(normalize(x @ w, ids, v1.placeholder(tf.bool, [], name="training")))
+        loss = tf.reduce_mean(tf.square(tf.reduce_sum(out, [1, 2, 3]) - 1.0))
+        train = v1.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
+        return tf.group(train, v1.get_collection(v1.GraphKeys.UPDATE_OPS))
+
+    outcome = tried(build, FEEDS, is_open=False, dtype="float64", control_flow_v2=control_flow_v2, rows=6)
+    assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
+    assert all("uses statistics" in one for one in outcome.gathers) or normalize is by_hand, outcome.gathers
