@@ -12,6 +12,8 @@ from ops.exactness.trial import Outcome
 from parallax.analysis.graph_to_plan import analyse
 from tests.exactness.loss_trials import tried
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 F = tf.float64
 FEEDS = {"x": lambda rng, rows: rng.randn(rows, 2), "y": lambda rng, rows: rng.randn(rows, 3)}

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tests.exactness.loss_trials import tried
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 FEEDS = {"x": lambda rng, rows: rng.randn(rows, 3), "y": lambda rng, rows: rng.randint(0, 4, [rows])}
 Program = Callable[[Any, Any, Any, Any], Any]

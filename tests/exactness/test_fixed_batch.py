@@ -19,6 +19,8 @@ from parallax.analysis.reading.construction import record
 from tests.equality import models
 from tests.exactness.loss_trials import tried
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 record.install()
 

@@ -15,6 +15,8 @@ from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform
 from tests.exactness.loss_trials import tried
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 F = tf.float64
 FEEDS = {

@@ -11,6 +11,8 @@ import tensorflow as tf
 from ops.exactness.trial import Outcome
 from tests.exactness.loss_trials import ROWS, tried
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 
 Loss = Callable[[Any, Any, Any], Any]

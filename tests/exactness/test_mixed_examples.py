@@ -13,6 +13,8 @@ from ops.exactness.trial import Outcome, try_program
 from parallax.analysis.graph_to_plan import analyse
 from parallax.base.errors import GraphError
 
+pytestmark = pytest.mark.rotates(days=3)
+
 PLAIN, ROUTES = "tf.reduce_mean(per_row)", ["alltoall"]
 
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 from ops.exactness.trial import Outcome
 from tests.exactness.loss_trials import Feed, tried
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 STEPS = 7
 FEEDS: dict[str, Feed] = {

@@ -12,6 +12,8 @@ from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
 from parallax.plans.plan import one_host
 from tests.exactness.loss_trials import tried
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 FEEDS = {
     "x": lambda rng, rows: rng.randn(rows, 4),

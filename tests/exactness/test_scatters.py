@@ -11,6 +11,8 @@ from tensorflow.python.framework import function
 from ops.exactness.trial import Outcome
 from tests.exactness.loss_trials import Feed, tried
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 STEPS = 7
 FEEDS: dict[str, Feed] = {

@@ -12,6 +12,8 @@ from tf_keras.src.legacy_tf_layers import normalization
 from ops.exactness.trial import Outcome
 from tests.exactness.loss_trials import tried
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 F = tf.float64
 CLASSES, WIDTH = 7, 4

@@ -13,6 +13,8 @@ from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
 from parallax.plans.plan import one_host
 from tests.exactness.loss_trials import tried
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 F = tf.float64
 FEEDS = {"x": lambda rng, rows: rng.randn(rows, 3), "y": lambda rng, rows: rng.randint(0, 4, [rows])}

@@ -19,6 +19,8 @@ from parallax.transform.pipeline import transform
 from tests.exactness.loss_trials import Feed, tried
 from tests.exactness.recurrent_cell import Cell
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 
 

@@ -9,6 +9,8 @@ import pytest
 from ops.exactness.draft import Program, Statement
 from ops.exactness.trial import try_program
 
+pytestmark = pytest.mark.rotates(days=3)
+
 _LOSS = "tf.reduce_mean(tf.square((tf.tanh(tf.gather(emb, ids)) @ w)[:, 0] - y))"
 _SKIPPED = "train = tf.cond({}, lambda: opt.apply_gradients(pairs), tf.no_op).op"
 _WITH_RATE = "train = v1.train.AdagradOptimizer({}).apply_gradients(pairs)"

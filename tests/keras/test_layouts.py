@@ -15,6 +15,8 @@ from parallax.base.errors import GraphError, PlanError
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by, plain_fit_of, plan_of_fit
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers = keras.layers
 _random = np.random.RandomState(0)
 X, Y = _random.randn(22, 5).astype("f"), _random.randn(22, 1).astype("f")

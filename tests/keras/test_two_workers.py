@@ -13,6 +13,8 @@ from parallax.transform.passes.full_batches import redirect_to_full
 from tests.keras.here import difference, fit_merged, fit_plainly, outcome
 from tests.keras.two_here import fit_by_two, plain_fit_of, plan_of_fit
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers, ops = keras.layers, keras.ops
 ROWS = 13  # batches of five, cut into two and three, and a last one of three
 IDS = np.random.RandomState(0).randint(0, 12, (ROWS, 4)).astype("int32")
