@@ -82,31 +82,32 @@ def _find_constants_behind(view: GraphView, tensor: str) -> list[str]:
     return nodes
 
 
-def detach_gradients(fixed: GraphView, opened: GraphDef, gradients: Iterable[tuple[str, str]]) -> None:
-    """Makes gradients read copies that wait for nothing where they would run updates that the fixed batch's do not run.
+def detach_gradients(fixed: GraphView, view: GraphView, gradients: Iterable[tuple[str, str]]) -> GraphView:
+    """A graph whose gradients read copies that wait for nothing where they would run other updates than before.
 
     For a fixed batch, autodiff knows shapes and reads no tensors for them. So an update for which only the loss waits
     does not run where a script fetches the train op alone.
 
     Args:
         fixed: the graph for the fixed batch.
-        opened: the graph with an open batch, which is modified.
+        view: the graph with an open batch, whose GraphDef is modified.
         gradients: (gradient of the opened graph, the one of the fixed batch that it replaces).
     """
-    view, pairs = GraphView(opened), list(gradients)
+    pairs = list(gradients)
     needed = view.ancestors({node_of(new) for new, _ in pairs})
     effects = {node for node in needed & fixed.nodes.keys() if _has_effect(view, node)}
     effects -= fixed.ancestors({node_of(old) for _, old in pairs if node_of(old) in fixed.nodes}) if effects else set()
     if not effects:
-        return
+        return view
     later = view.descendants(effects, waits=True)
     derived = {node for node in needed - fixed.nodes.keys() if not node.startswith(SUBSTITUTES)}
     for name in sorted(derived):
         for slot, tensor in enumerate(view.inputs(name)):
             copied = view.computed_of([node_of(tensor)]) & later if node_of(tensor) not in derived else set()
             if copied and copied.isdisjoint(effects) and not any(branches_at(view, f"{one}:0") for one in copied):
-                _add_copies(view, opened, copied)
+                _add_copies(view, copied)
                 view.nodes[name].input[slot] = f"{_COPY}{tensor}"
+    return GraphView(view.graph_def)
 
 
 def _has_effect(view: GraphView, node: str) -> bool:
@@ -115,12 +116,12 @@ def _has_effect(view: GraphView, node: str) -> bool:
     return state_op(op, len(view.inputs(node))) is not None or (is_stateful(op) and op not in (*READS, "VarHandleOp"))
 
 
-def _add_copies(view: GraphView, opened: GraphDef, nodes: Set[str]) -> None:
+def _add_copies(view: GraphView, nodes: Set[str]) -> None:
     """Adds copies without control inputs of some nodes, which read each other, where they are not there yet."""
-    made = {node.name for node in opened.node}
+    made = {node.name for node in view.graph_def.node}
     for name in sorted(nodes):
         if f"{_COPY}{name}" not in made:
-            copy = opened.node.add()
+            copy = view.graph_def.node.add()
             copy.CopyFrom(view.nodes[name])
             copy.name = f"{_COPY}{name}"
             copy.input[:] = [f"{_COPY}{one}" if node_of(one) in nodes else one for one in view.inputs(name)]
