@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -13,7 +14,9 @@ from ops.exactness.trial import try_program
 from parallax.analysis.graph_to_plan import analyse
 from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.construction import record
+from tests.exactness.loss_trials import tried
 
+v1 = tf.compat.v1
 record.install()
 
 ROUTE = "allgather"
@@ -168,3 +171,26 @@ def test_lengths_of_the_batch_that_a_turn_of_a_functional_loop_makes_are_its_arg
 def test_lengths_of_the_batch_that_a_turn_makes_keep_it_closed(turn: str, is_old: bool) -> None:
     source = source_of(repeated(turn), is_old)
     assert "which cannot be changed" in capture(Built.of(source).graph).means
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_an_array_that_grows_in_a_loop_has_no_length_before(is_open: bool) -> None:
+    """The outputs of `raw_rnn`; the fixed graph's gradients of its losses are derived again."""
+
+    def build(rows: int | None) -> Any:
+        x, y = v1.placeholder(tf.float32, [rows, 3], name="x"), v1.placeholder(tf.int32, [rows, 4], name="y")
+        w, v = v1.get_variable("w", [3, 3]), v1.get_variable("v", [3, 2])
+        lengths = tf.reduce_sum(y[:, 1:], 1) + 1
+        array, longest = tf.TensorArray(tf.float32, size=0, dynamic_size=True), tf.reduce_max(lengths)
+        turns = lambda t, *_: t < longest, lambda t, s, found: (t + 1, tf.tanh(s @ w), found.write(t, s))
+        states = tf.while_loop(*turns, [0, x, array])[2].stack()
+        steps, batch, width = tf.unstack(tf.shape(states))
+        logits = tf.reshape(tf.reshape(states, [-1, width]) @ v, [steps, batch, 2])
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.transpose(y)[:steps], logits)
+        mask = tf.cast(tf.transpose(tf.sequence_mask(lengths, steps)), tf.float32)
+        loss = tf.reduce_sum(losses * mask) / tf.reduce_sum(mask)
+        return v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    feeds = {"x": lambda rng, rows: rng.randn(rows, 3), "y": lambda rng, rows: rng.randint(0, 2, [rows, 4])}
+    found = tried(build, feeds, is_open=is_open, rows=10)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())

@@ -143,7 +143,8 @@ def _append_tensor(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
     facts = step.inputs(node)
     whole, item = facts[0], facts[slot]
     number = Length.of(f"{step.prefix}{node}[0]")
-    if whole.dims and step.view.op(node) == "TensorListSetItem":
+    is_set = step.view.op(node) == "TensorListSetItem"
+    if whole.dims and is_set and not step.view.flag(node, "resize_if_index_out_of_bounds"):
         number = whole.dims[0]
     stacked = _make_list(item, number)
     layout, dims = stacked.layout, stacked.dims

@@ -44,11 +44,15 @@ def replace_gradients(
     for old in instead:
         nodes.pop(inferred[old], None)
     _redirect_inputs(nodes, instead, autodiff, inferred)
-    new_by_node = {node_of(old): new for old, new in instead.items() if node_of(old) in autodiff}
-    for name, new in new_by_node.items():
-        if name in nodes and _SHAPES in nodes[name].attr and len(nodes[name].attr[_SHAPES].list.shape) == 1:
-            _become(nodes[name], new)
-    changed.node.extend(_find_kept(nodes, autodiff, new_by_node.keys()))
+    delivered = {node_of(old) for old in instead} & autodiff & nodes.keys()
+    read = {tensor_name(one) for name, node in nodes.items() if name not in autodiff for one in node.input}
+    for name in delivered:
+        count = len(nodes[name].attr[_SHAPES].list.shape) if _SHAPES in nodes[name].attr else 0
+        old_outputs = [f"{name}:{number}" for number in range(count)]
+        if count and all(old in instead or old not in read for old in old_outputs):
+            any_new = next(instead[old] for old in old_outputs if old in instead)
+            _become(nodes[name], [instead.get(old, any_new) for old in old_outputs])
+    changed.node.extend(_find_kept(nodes, autodiff, delivered))
     return changed
 
 
@@ -80,11 +84,17 @@ def _forms(name: str) -> tuple[str, str]:
     return tensor_name(name).removesuffix(":0"), tensor_name(name)
 
 
-def _become(node: NodeDef, new: tf.Tensor) -> None:
-    """Turns a node into a copy of a tensor."""
-    node.CopyFrom(type(node)(name=node.name, op="Identity", input=[str(new.name)]))
-    node.attr["T"].type = new.dtype.base_dtype.as_datatype_enum
-    node.attr[_SHAPES].list.shape.add().CopyFrom(new.shape.as_proto())
+def _become(node: NodeDef, new_tensors: Sequence[tf.Tensor]) -> None:
+    """Turns a node into copies of tensors, one for each of its outputs."""
+    dtypes = [int(new.dtype.base_dtype.as_datatype_enum) for new in new_tensors]
+    op = "Identity" if len(dtypes) == 1 else "IdentityN"
+    node.CopyFrom(type(node)(name=node.name, op=op, input=[str(new.name) for new in new_tensors]))
+    if op == "Identity":
+        node.attr["T"].type = dtypes[0]
+    else:
+        node.attr["T"].list.type.extend(dtypes)
+    for new in new_tensors:
+        node.attr[_SHAPES].list.shape.add().CopyFrom(new.shape.as_proto())
 
 
 def _find_kept(nodes: Mapping[str, NodeDef], autodiff: Set[str], delivered: Set[str]) -> list[NodeDef]:
