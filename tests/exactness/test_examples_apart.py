@@ -69,6 +69,24 @@ def crossed_texts(x: Any, y: Any, w: Any, table: Any) -> Any:
     return tf.nn.embedding_lookup_sparse(table, tf.sparse.cross_hashed(texts, 11), None, combiner="sum")
 
 
+def entries_of(x: Any, y: Any) -> tuple[Any, Any]:
+    """Ids of each example, in no order, and the places of all."""
+    ids = tf.stack([y + 5, y, y + 2], 1)
+    places = tf.where(tf.concat([x[:, :2] > 0.0, tf.ones_like(y[:, None], tf.bool)], 1))
+    return places, tf.SparseTensor(places, tf.gather_nd(ids, places), tf.shape(ids, tf.int64))
+
+
+def sorted_flags(x: Any, y: Any, w: Any, table: Any) -> Any:
+    return tf.cast(tf.sparse.to_indicator(entries_of(x, y)[1], 11), tf.float32) @ table
+
+
+def sorted_weights(x: Any, y: Any, w: Any, table: Any) -> Any:
+    """Pairs of ids and weights, as in libsvm's format."""
+    places, ids = entries_of(x, y)
+    weights = tf.SparseTensor(places, tf.gather_nd(tf.sin(x), places), ids.dense_shape)
+    return tf.sparse.to_dense(v1.sparse_merge(ids, weights, 11), validate_indices=False) @ table
+
+
 def from_first_entries(x: Any, y: Any, w: Any, table: Any) -> Any:
     """Entries of examples, by the number of each example's first one."""
     flat = tf.reshape(tf.tanh(x @ w), [-1])
@@ -125,6 +143,8 @@ APART: dict[str, Program] = {
     "sparse labels": of_sparse_labels,
     "crossed": crossed,
     "crossed texts": crossed_texts,
+    "sorted flags": sorted_flags,
+    "sorted weights": sorted_weights,
     "determinants": lambda x, y, w, table: tf.linalg.logdet(square(x, w)) + tf.linalg.det(square(0.3 * x, w)),
     "decompositions": lambda x, y, w, table: (
         tf.reduce_sum(tf.linalg.eigvalsh(square(x, w)), 1) + tf.linalg.qr(square(x, w))[1][:, 0, 0]

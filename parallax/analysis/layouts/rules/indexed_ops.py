@@ -200,6 +200,8 @@ def find_first_numbers(step: StepWalk, node: str, slot: int, part: ShardedAxis) 
     fact = step.facts[tensor]
     if fact.axis != 0 or fact.rank is None or fact.rank < 2 or fact.part is None:
         return None
+    while view.op(node_of(view.source(tensor))) == "SparseReorder":
+        tensor = view.inputs(node_of(view.source(tensor)))[0]
     concatenation = node_of(view.source(tensor))
     is_joined = view.op(concatenation) in ("ConcatV2", "Pack") and _is_along_last(step, concatenation, fact.rank)
     numbers = find_numbers(step, view.inputs(concatenation)[0] if is_joined else tensor, part, not is_joined)
@@ -291,8 +293,8 @@ def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool
             tensor, is_first = inputs[0], True
         elif op in _MOVES or (op == "Pack" and len(inputs) == 1) or (op == "StridedSlice" and _adds_axes(step, node)):
             tensor = inputs[0]
-        elif op == "SparseReshape" and output == 0:
-            tensor = inputs[0]
+        elif op == "SparseReorder" or (op == "SparseReshape" and output == 0):
+            tensor = inputs[output]
         elif op in ("GatherV2", "Gather") and isinstance(step.converted_reads.get(Edge(node, 1)), ExampleNumbers):
             tensor = inputs[0]  # some of a worker's own
         elif op in ("Select", "SelectV2") and _is_zero_alone(step, node, part):
@@ -320,7 +322,9 @@ def _find_column(step: StepWalk, node: str) -> int | None:
     is_all = bool(masks[0] & 1) and bool(masks[1] & 1)
     is_all = is_all or (int(begin[0]) == 0 and bool(masks[1] & 1))
     column = 0 if masks[0] & 2 else int(begin[1])
-    is_alone = column >= 0 and int(end[1]) == column + 1 and not masks[1] & 2
+    width = (step.facts[view.inputs(node)[0]].dims or (ONE,))[-1].number or 0
+    last = int(end[1]) + (width if end[1] < 0 else 0)
+    is_alone = column >= 0 and last == column + 1 and not masks[1] & 2
     is_shrunk = attributes["shrink_axis_mask"].i in (0, 2)
     return column if is_all and is_alone and is_shrunk and [int(one) for one in strides] == [1, 1] else None
 

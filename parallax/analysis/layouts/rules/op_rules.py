@@ -150,6 +150,7 @@ _OF_SHARDED: dict[str, Rule] = {
     **dict.fromkeys(("CTCGreedyDecoder", "CTCBeamSearchDecoder"), sparse_examples.decode_labels),
     **dict.fromkeys(("CTCLoss", "CTCLossV2"), sparse_examples.label_losses),
     "SparseReshape": sparse_tensors.reshape_places,
+    "SparseReorder": sparse_tensors.sort_entries,
     "SparseFillEmptyRows": sparse_tensors.fill_empty_rows,
     **dict.fromkeys(("SegmentSum", *SEGMENT_LOOKUPS), sparse_tensors.add_up_bags),
     **dict.fromkeys(_BAG_GRADIENTS, sparse_tensors.bag_gradient),

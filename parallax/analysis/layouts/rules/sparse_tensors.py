@@ -79,6 +79,20 @@ def reshape_places(step: StepWalk, node: str) -> list[Fact] | None:
     return [step.fact(first, places.layout, places.dims), step.fact(second, LENGTHS, None, before.value)]
 
 
+def sort_entries(step: StepWalk, node: str) -> list[Fact] | None:
+    """SparseReorder: entries are sorted by example first, and each worker has those of its own examples."""
+    places, values, shape = step.inputs(node)
+    dims, part = shape.values(), places.part
+    example = step.part_of(dims[0]) if dims else None
+    if part is None or part.blocks > 1 or example is None or values.part != part:
+        return None
+    if find_first_numbers(step, node, 0, example) is None:
+        return None
+    step.require_layout(node, 2, REPLICATED)  # which no number exceeds
+    of_places, of_values = step.view.outputs(node)
+    return [step.fact(of_places, places.layout, places.dims), step.fact(of_values, values.layout, values.dims)]
+
+
 def fill_empty_rows(step: StepWalk, node: str) -> list[Fact] | None:
     """SparseFillEmptyRows: an entry for each example that has none."""
     places, values, shape, default = step.inputs(node)
