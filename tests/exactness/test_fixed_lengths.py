@@ -132,3 +132,19 @@ def test_shapes_with_as_many_columns_as_examples_are_opened() -> None:
 
     found = tried(build, {"x": FEEDS["x"]}, is_open=False, rows=6)
     assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
+@pytest.mark.parametrize("cut", ["a slice", "brackets"])
+def test_a_batch_that_is_cut_to_its_longest_text_is_opened(cut: str) -> None:
+    """As in R-Net and QANet, whose slices have the batch size beside a computed length."""
+
+    def build(rows: int | None) -> Any:
+        assert rows is not None
+        words = v1.placeholder(tf.int32, [rows, 6], name="words")
+        longest = tf.reduce_max(tf.reduce_sum(tf.cast(words > 3, tf.int32), 1)) + 1
+        words = tf.slice(words, [0, 0], [rows, longest]) if cut == "a slice" else words[:rows, :longest]
+        found = tf.gather(v1.get_variable("table", [9, 4]), words)
+        return v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.square(tf.reduce_sum(found, 1))))
+
+    outcome = tried(build, {"words": lambda rng, rows: rng.randint(0, 9, [rows, 6])}, is_open=False, rows=7)
+    assert (outcome.kind, outcome.notes) == ("equal", ()), outcome

@@ -220,6 +220,8 @@ class BatchConstants:
         length = fixed[axis] if fixed is not None and axis is not None else 0
         for slot in CUTS[node.op] if length and length % self._length == 0 else ():
             bounds = find_vector(inferred, inferred.inputs(node.name)[slot])
+            if bounds is None and axis is not None and length == self._length:
+                self._open_packed(opened, node, slot, axis)
             place = int(bounds[axis]) if bounds is not None and axis is not None and len(bounds) > axis else 0
             if bounds is None or axis is None or not place or place % self._length or abs(place) > length:
                 continue
@@ -227,6 +229,19 @@ class BatchConstants:
                 self.changes.names.add(node.name)
                 name, tensor = f"{node.name}/{slot}", self._view.inputs(node.name)[slot]
                 node.input[slot] = add_shape(opened, batch, name, bounds, {axis: place // self._length}, tensor)
+
+    def _open_packed(self, opened: GraphDef, node: NodeDef, slot: int, axis: int) -> None:
+        """Makes a slice end at the end of the batch, if it did so and other axes end where the graph computes."""
+        pack = node_of(self._view.inputs(node.name)[slot])
+        entries = self._view.inputs(pack) if self._view.op(pack) == "Pack" else []
+        number = self._view.constant(entries[axis]) if len(entries) > axis else None
+        takers = {edge.node for edge in self._view.consumers(f"{pack}:0")} & self._forward
+        if number is None or number.ndim or int(number) != self._length or takers != {node.name}:
+            return
+        if f"{pack}@{axis}" not in self.changes.names and (batch := self.changes.find_batch(node.name)):
+            self.changes.names.add(f"{pack}@{axis}")
+            made = add_length(opened, batch, f"{pack}/{axis}", self._view.dtype(entries[axis]), entries[axis])
+            next(one for one in opened.node if one.name == pack).input[axis] = made
 
     def _open_divisor(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         factor = self._divisors.find_factor(inferred, node.name)
