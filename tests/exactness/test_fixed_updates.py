@@ -366,6 +366,19 @@ def test_a_gradient_of_a_mean_times_the_batch_size_leaves_the_batch_fixed() -> N
     assert outcome.kind == "told" and outcome.notes, outcome
 
 
+def test_gradients_of_examples_times_the_batch_size_leave_the_batch_fixed() -> None:
+    """K-FAC's covariances of what activations receive."""
+
+    def scale(x: Any, y: Any, out: Any) -> Any:
+        (of_outputs,) = tf.gradients(tf.reduce_mean(tf.square(out - y)), [out])
+        of_examples = of_outputs * tf.cast(literal(x), F)
+        seen = v1.get_variable("seen", [3, 3], F, initializer=v1.zeros_initializer(), trainable=False)
+        return tf.group(train(out, y), seen.assign_add(tf.matmul(of_examples, of_examples, transpose_a=True)))
+
+    outcome = tried(build_with(scale), FEEDS, is_open=False, dtype="float64", rows=14)
+    assert (outcome.kind, len(outcome.notes)) == ("equal", 1), outcome  # `seen` is local then
+
+
 def test_a_counter_in_a_conditional_of_the_old_kind_leaves_the_batch_fixed() -> None:
     outcome = tried(build_with(counted_at_times), FEEDS, is_open=False, dtype="float64", rows=14, control_flow_v2=False)
     assert outcome.kind == "told" and outcome.notes, outcome

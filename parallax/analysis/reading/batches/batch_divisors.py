@@ -104,7 +104,7 @@ class BatchDivisors:
             by_name[node].input[1] = add_length(opened, batch, node, dtype, self._view.inputs(node)[1])
 
     def _has_sums_of_means(self, inferred: GraphView, outside: Set[str]) -> bool:
-        """Whether a gradient of a mean is multiplied by a number that may be the batch length."""
+        """Whether a gradient of a mean, or its part of an example, is multiplied by a possible batch length."""
         of_gradients = self._view.reach(set(map(node_of, self._delivered)), outside)
         multiplies = [
             (node, slot)
@@ -116,7 +116,8 @@ class BatchDivisors:
         if not multiplies:
             return False
         degrees = self.find_degrees(inferred).derive_for(outside)
-        return any(degrees.find_degree(self._view.inputs(node)[1 - slot]) == 0 for node, slot in multiplies)
+        found = (degrees.find_degree(self._view.inputs(node)[1 - slot]) for node, slot in multiplies)
+        return any(degree is not None and degree <= 0 for degree in found)
 
     def _find_scaled(self, node: str) -> int | None:
         """The input of a node that is divided by a possible batch length, or multiplied by its reciprocal."""

@@ -118,8 +118,13 @@ class IntegerClassifier:
         return not is_weight and (self.is_divisor(number) or self.is_divisor(1 / number))
 
     def is_correction(self, factor: float) -> bool:
-        """Whether a factor of a mean over the batch may correct its bias, as L / (L - 1) does; 2 is a weight."""
-        return self._length > 2 and bool(np.isclose(factor, self._length / (self._length - 1)))
+        """Whether a factor of a mean over the batch may be computed from the length L; 2 and 0.95 are weights.
+
+        L / (L - 1) corrects its bias, and L / (L + 1) makes room for one more example.
+        """
+        is_unbiased = self._length > 2 and bool(np.isclose(factor, self._length / (self._length - 1)))
+        is_weight = bool(np.isclose(factor, np.round(factor, 2)))
+        return is_unbiased or (not is_weight and bool(np.isclose(factor, self._length / (self._length + 1))))
 
     def is_logarithm(self, number: float) -> bool:
         """Whether a number may be the logarithm of the batch length."""
