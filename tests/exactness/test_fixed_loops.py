@@ -194,3 +194,22 @@ def test_an_array_that_grows_in_a_loop_has_no_length_before(is_open: bool) -> No
     feeds = {"x": lambda rng, rows: rng.randn(rows, 3), "y": lambda rng, rows: rng.randint(0, 2, [rows, 4])}
     found = tried(build, feeds, is_open=is_open, rows=10)
     assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_shapes_of_loop_variables_are_known_to_ops_that_need_them(is_open: bool) -> None:
+    """The gradient of a matrix' diagonal, as in a Kalman filter."""
+
+    def build(rows: int | None) -> Any:
+        x, w = v1.placeholder(tf.float32, [rows, 2], name="x"), v1.get_variable("w", [2, 2])
+
+        def turn(t: Any, state: Any, factor: Any) -> Any:
+            factor = tf.linalg.set_diag(factor, tf.linalg.diag_part(factor) + 1.0)
+            factor = w @ tf.transpose(factor) / 5.0
+            return t + 1, tf.tanh(state @ factor), factor
+
+        _, state, _ = tf.while_loop(lambda t, *_: t < 3, turn, [0, x, w])
+        return v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(state - 1.0)))
+
+    found = tried(build, {"x": lambda rng, rows: rng.randn(rows, 2)}, is_open=is_open, rows=7)
+    assert (found.kind, found.message, found.notes, found.gathers) == ("equal", "", (), ())

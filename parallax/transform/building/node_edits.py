@@ -5,16 +5,24 @@ from __future__ import annotations
 import tensorflow as tf
 
 from parallax.base.types import Array, GraphDef, NodeDef, Operation, Tensor
+from parallax.graph.view import NEXT_ITERATIONS, node_of
 
-_SHAPES = "_output_shapes"
+_SHAPES, _MERGES = "_output_shapes", ("Merge", "RefMerge")
+_ITEMS = ("StackPopV2", "TensorArrayReadV3", "TensorListGetItem", "TensorListPopBack")
 
 
 def without_shapes(graph_def: GraphDef) -> GraphDef:
-    """A copy without the recorded shapes, which the changes invalidate; TensorFlow infers them again."""
+    """A copy without the recorded shapes, which the changes invalidate; TensorFlow infers them again.
+
+    Loop variables, and tensors that were stored, keep theirs: TensorFlow does not infer them, and ops may need them.
+    """
     copy = type(graph_def)()
     copy.CopyFrom(graph_def)
+    turns = {node.name for node in copy.node if node.op in NEXT_ITERATIONS}
     for node in copy.node:
-        node.attr.pop(_SHAPES, None)
+        is_head = node.op in _MERGES and not turns.isdisjoint(map(node_of, node.input))
+        if not is_head and node.op not in _ITEMS:
+            node.attr.pop(_SHAPES, None)
     for function in copy.library.function:
         for node in function.node_def:
             node.attr.pop(_SHAPES, None)
