@@ -209,8 +209,10 @@ class DistributedStep:
         self._returns, self._merges_rows = returns, merges_rows
         self._variants: list[_Variant] = []
         functools.update_wrapper(self, self.python_function, updated=())
-        step_name = str(name or getattr(self.python_function, "__name__", "step"))
-        self._name = step_name if step_name.isidentifier() else "step"
+        step_name = str(name or getattr(self.python_function, "__name__", "step")).strip(
+            "_"
+        )  # a scope begins otherwise
+        self._name = step_name if step_name.isidentifier() and step_name.isascii() else "step"
 
     def __get__(self, instance: object, owner: type | None = None) -> DistributedStep | MethodStep:
         """The step as a method of an object; accessed through the class, the step itself."""

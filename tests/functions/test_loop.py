@@ -76,6 +76,26 @@ def test_a_session_is_opened_anew_with_each_step_that_is_called_and_again_after_
     assert opened[3:] == [["step", "step_1", "step_2"]]
 
 
+def test_a_step_may_have_any_name(opened):
+    kernel = tf.Variable([2.0])
+
+    class Module(tf.Module):
+        @parallax.function
+        def __call__(self, x):
+            kernel.assign_add([1.0])
+            return tf.reduce_mean(x)
+
+        @parallax.function
+        def _train(self, x):
+            kernel.assign_add([1.0])
+            return tf.reduce_mean(x)
+
+    one = Module()
+    assert float(one(X)) == float(one._train(X)) == 1.0 and kernel.numpy() == [4.0]
+    assert float(parallax.function(lambda x: tf.reduce_mean(kernel.assign_add([1.0])), name="écart")(X)) == 5.0
+    assert opened[-1] == ["call", "step", "train"]
+
+
 def test_steps_that_nobody_can_call_are_left_out(opened):
     one = Trainer()
     one.step(X)
