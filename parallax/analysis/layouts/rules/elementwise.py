@@ -31,8 +31,7 @@ def elementwise(step: StepWalk, node: str) -> list[Fact] | None:
     is_copy = op in COPIES or (op == "Cast" and isinstance(facts[0].layout, RowEnds))
     if is_copy and facts[0].layout not in (REPLICATED, LENGTHS):
         return step.all_outputs(node, facts[0].layout, facts[0].dims)
-    if any(f.is_same and any(map(step.has_batch, f.dims or ())) for f in facts):  # so are the results
-        facts = [step.require_layout(node, slot, REPLICATED) if f.is_lengths else f for slot, f in enumerate(facts)]
+    facts = step.read_lengths_alike(node)
     if all(f.is_same or f.is_lengths for f in facts):
         layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS
         return step.all_outputs(node, layout, _broadcast_dims(step, node, facts), compute_value(step.view, node, facts))

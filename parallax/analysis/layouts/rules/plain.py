@@ -18,9 +18,9 @@ def is_plain(facts: Sequence[Fact]) -> bool:
 
 def plain(step: StepWalk, node: str) -> list[Fact] | None:
     """The rule of ops without a specific one, where no input is sharded or partial."""
-    facts = step.inputs(node)
-    if not is_plain(facts):
+    if not is_plain(step.inputs(node)):
         return None
+    facts = step.read_lengths_alike(node)
     if all(f.is_same for f in facts):
         return step.all_outputs(node, REPLICATED, None, compute_value(step.view, node, facts))
     if not computes_value(step.view.op(node)):

@@ -312,6 +312,22 @@ class StepWalk:
         """Whether a length contains that of a batch."""
         return not self.lengths.isdisjoint(symbol for product, _ in length.terms for symbol in product)
 
+    def read_lengths_alike(self, node: str) -> list[Fact]:
+        """The inputs of a node that combines them: all of the global batch, where one without a share has its length.
+
+        As of the product of all pairs of examples, whose shape has two lengths and is not per-worker.
+        """
+        facts = self.inputs(node)
+        if not any(fact.is_same and self._holds_lengths(fact) for fact in facts):
+            return facts
+        return [
+            self.require_layout(node, slot, REPLICATED) if fact.is_lengths else fact for slot, fact in enumerate(facts)
+        ]
+
+    def _holds_lengths(self, fact: Fact) -> bool:
+        known = (*(fact.dims or ()), *(fact.values() or ()))
+        return any(one is not None and self.has_batch(one) for one in known)
+
     def is_of_batches(self, lengths: Fact) -> bool:
         """Whether integers follow from the lengths of batches, and of other axes of their sources, alone."""
         values = lengths.values()

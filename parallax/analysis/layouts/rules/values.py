@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import zip_longest
 
 import numpy as np
 import tensorflow as tf
@@ -119,11 +120,24 @@ def _compare(compare: Callable[[int, int], bool]) -> Callable[[Length, Length], 
     return rule
 
 
+def _broadcast(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    one, other = (fact.values() for fact in inputs)
+    if one is None or other is None:
+        return None
+    pairs = zip_longest(reversed(one), reversed(other), fillvalue=ONE)
+    return tuple(None if a is None or b is None else broadcast(a, b) for a, b in pairs)[::-1]
+
+
 def _negate(fact: Fact) -> Value | None:
     scalars = fact.numbers()
     if scalars is None:
         return None
     return tuple(Length.of(-n) for n in scalars) if isinstance(fact.value, tuple) else Length.of(-scalars[0])
+
+
+def _select(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    condition = inputs[0].numbers() or []
+    return inputs[1 if condition[0] else 2].value if len(condition) == 1 else None
 
 
 def _product(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
@@ -160,8 +174,7 @@ def _concatenate(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | 
         length = fact.dims[0].number if fact.dims and len(fact.dims) == 1 else None
         if length is None or length > _MOST:
             return None
-        values = fact.values()
-        joined += [None] * length if values is None else values
+        joined += fact.values() or [None] * length
     return tuple(joined)
 
 
@@ -193,8 +206,7 @@ def _gather(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
 
 
 def _one_axis_more(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
-    value = inputs[0].value
-    return (value,) if isinstance(value, Length) else None
+    return (inputs[0].value,) if isinstance(inputs[0].value, Length) else None
 
 
 def _reshape(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
@@ -212,13 +224,9 @@ def _stitch(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
         numbers = places.numbers()
         if numbers is None:
             return None
-        values = data.values()
-        length_by_index.update(zip(numbers, [None] * len(numbers) if values is None else values, strict=False))
-    return (
-        tuple(length_by_index[n] for n in range(len(length_by_index)))
-        if sorted(length_by_index) == list(range(len(length_by_index)))
-        else None
-    )
+        length_by_index.update(zip(numbers, data.values() or [None] * len(numbers), strict=False))
+    order = sorted(length_by_index)
+    return tuple(length_by_index[n] for n in order) if order == list(range(len(order))) else None
 
 
 def _fill(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
@@ -234,6 +242,15 @@ def _count(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
         return None
     counted = range(*(one[0] for one in ranges if one))
     return tuple(Length.of(n) for n in counted) if len(counted) <= _MOST else None
+
+
+def _pad(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
+    vector, added = inputs[0].value, view.constant(view.inputs(node)[1])
+    filling = inputs[2].values() if len(inputs) == 3 else [Length()]
+    if not isinstance(vector, tuple) or added is None or filling is None:
+        return None
+    before, behind = added.ravel().tolist()
+    return (*filling * before, *vector, *filling * behind)
 
 
 def _invert(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
@@ -294,6 +311,7 @@ _COMPUTE: dict[str, Callable[[GraphView, str, Sequence[Fact]], Value | None]] = 
     "FloorMod": _elementwise(_remainder),
     "Maximum": _elementwise(_maximum),
     "Minimum": _elementwise(_minimum),
+    "BroadcastArgs": _broadcast,
     "Neg": lambda view, node, inputs: _negate(inputs[0]),
     "Less": _elementwise(_compare(lambda a, b: a < b)),
     "LessEqual": _elementwise(_compare(lambda a, b: a <= b)),
@@ -301,6 +319,7 @@ _COMPUTE: dict[str, Callable[[GraphView, str, Sequence[Fact]], Value | None]] = 
     "GreaterEqual": _elementwise(_compare(lambda a, b: a >= b)),
     "Equal": _elementwise(_compare(lambda a, b: a == b)),
     "NotEqual": _elementwise(_compare(lambda a, b: a != b)),
+    **dict.fromkeys(("Select", "SelectV2"), _select),
     "Prod": _product,
     "Max": _extreme(_maximum),
     "Min": _extreme(_minimum),
@@ -314,6 +333,7 @@ _COMPUTE: dict[str, Callable[[GraphView, str, Sequence[Fact]], Value | None]] = 
     "Squeeze": _reshape,
     "DynamicStitch": _stitch,
     "Fill": _fill,
+    **dict.fromkeys(("Pad", "PadV2"), _pad),
     "Range": _count,
     "InvertPermutation": _invert,
 }
