@@ -209,9 +209,8 @@ class DistributedStep:
         self._returns, self._merges_rows = returns, merges_rows
         self._variants: list[_Variant] = []
         functools.update_wrapper(self, self.python_function, updated=())
-        step_name = str(name or getattr(self.python_function, "__name__", "step")).strip(
-            "_"
-        )  # a scope begins otherwise
+        # No scope's name begins with an underscore.
+        step_name = str(name or getattr(self.python_function, "__name__", "step")).strip("_")
         self._name = step_name if step_name.isidentifier() and step_name.isascii() else "step"
 
     def __get__(self, instance: object, owner: type | None = None) -> DistributedStep | MethodStep:
