@@ -133,7 +133,7 @@ def trace_call(model: KerasModel, which: str, arguments: dict[str, Argument], la
     """
     check_model(model)
     peeked = peek(arguments, "x")
-    spec, declared, whole, begun = batches_of(keras3, arguments, peeked, arguments.get("batch_size"))
+    spec, declared, whole, begun = batches_of(model, arguments, peeked, arguments.get("batch_size"))
     known, first = last.call, () if begun is None else (begun,)
     taking = (
         name

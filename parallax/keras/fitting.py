@@ -112,14 +112,14 @@ def read_fit(
         library.check_resumable()
     arguments = _with_validation_split(library, dict(arguments))
     peeked = peek(arguments, "x")
-    batches = {"train": batches_of(library, arguments, peeked, arguments.get("batch_size"))}
+    batches = {"train": batches_of(model, arguments, peeked, arguments.get("batch_size"))}
     full = {"train": batch_length(arguments.get("x"), arguments.get("batch_size"))}
     if arguments.get("validation_data") is not None:
         x, y, weights = library.unpacked(arguments["validation_data"])
         validation = {"x": x, "y": y, "sample_weight": weights}
         length = arguments.get("validation_batch_size") or arguments.get("batch_size")
         peeked = peek(validation, "x")
-        batches["test"] = batches_of(library, validation, peeked, length)
+        batches["test"] = batches_of(model, validation, peeked, length)
         if validation["x"] is not x:
             arguments["validation_data"] = validation["x"]
         full["test"] = batch_length(validation["x"], length)
@@ -346,13 +346,14 @@ class BatchKind(NamedTuple):
 
 
 def batches_of(
-    library: ModuleType, arguments: dict[str, Argument], peeked: list[Nest], batch_size: int | None
+    model: KerasModel, arguments: dict[str, Argument], peeked: list[Nest], batch_size: int | None
 ) -> BatchKind:
     """The kind of the batches that Keras makes of arguments; for a generator, from its first batches."""
+    library = library_of(model)
     data = _chain_peeked(peeked, iter(())) if peeked else arguments.get("x")
     y, weights, classes = (arguments.get(name) for name in ("y", "sample_weight", "class_weight"))
     with record_batches(data, library.INDEXED) as indexed:
-        dataset = library.dataset_of(data, y, weights, batch_size, classes)
+        dataset = library.dataset_of(model, data, y, weights, batch_size, classes)
     if indexed:
         x, y, weights = library.unpacked(indexed[0])
         weights = library.weights_of_classes(y, classes) if classes and weights is None else weights

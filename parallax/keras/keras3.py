@@ -45,7 +45,9 @@ validation_split = array_slicing.train_validation_split
 weights_of_classes = data_adapter_utils.class_weight_to_sample_weights
 
 
-def dataset_of(x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, class_weight: Argument) -> Dataset:
+def dataset_of(
+    model: KerasModel, x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, class_weight: Argument
+) -> Dataset:
     """The dataset that `fit` makes of its arguments."""
     options = {"class_weight": class_weight, "shuffle": False}
     adapter = get_data_adapter(x, y, sample_weight, batch_size=batch_size, steps_per_epoch=None, **options)

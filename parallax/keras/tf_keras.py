@@ -56,9 +56,11 @@ def weights_of_classes(y: TensorLike, class_weight: Argument) -> Tensor:
     return weights
 
 
-def dataset_of(x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, class_weight: Argument) -> Dataset:
-    """The dataset that `fit` makes of its arguments."""
-    options = {"class_weight": class_weight, "shuffle": False, "model": None}
+def dataset_of(
+    model: KerasModel, x: Nest, y: Nest, sample_weight: Nest, batch_size: int | None, class_weight: Argument
+) -> Dataset:
+    """The dataset that `fit` makes of its arguments; a batch of a generator builds the model, if it is not built."""
+    options = {"class_weight": class_weight, "shuffle": False, "model": model}
     if isinstance(x, tf.data.Dataset):
         options["steps_per_epoch"] = 1  # else one without an end is refused; nothing is read of it here
     handler = data_adapter.get_data_handler(x, y, sample_weight=sample_weight, batch_size=batch_size, **options)

@@ -148,6 +148,30 @@ def test_losses_with_an_entry_for_each_example_train_as_in_tf_keras(build, data,
     check(build, *data, **options)
 
 
+class Batches(tf_keras.utils.Sequence):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, number):
+        return X[5 * number :][:5], Y[5 * number :][:5]
+
+
+@pytest.mark.parametrize("make", [Batches, lambda: (batch for _ in range(2) for batch in Batches())])
+def test_a_batch_of_a_generator_builds_the_model_that_declares_no_input(make):
+    def build():
+        model = tf_keras.Sequential([layers.Dense(3, activation="tanh"), layers.Dense(2)])
+        model.compile("sgd", "mse")
+        return model
+
+    def outcome(fit):
+        tf_keras.utils.set_random_seed(3)
+        model = build()
+        history = fit(model, make(), epochs=2, steps_per_epoch=3, verbose=0, shuffle=False).history
+        return history, model.get_weights()
+
+    assert difference(outcome(fit_by_two), outcome(plain_fit)) <= 1e-6
+
+
 def test_checkpoints_of_steps_are_refused_with_what_saves_instead():
     model = tf_keras.Sequential([tf_keras.Input((4,)), tf_keras.layers.Dense(1)])
     model.compile("sgd", "mse")
