@@ -96,6 +96,20 @@ def test_a_step_may_have_any_name(opened):
     assert opened[-1] == ["call", "step", "train"]
 
 
+def test_a_step_whose_gradient_needs_the_length_of_the_batch_is_traced_for_it(opened):
+    kernel = tf.Variable([[2.0]])
+
+    @parallax.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            length = -tf.linalg.qr(x @ kernel)[1][0, 0]  # TensorFlow knows its gradient for lengths that are numbers
+        kernel.assign_sub(tape.gradient(length, kernel))
+        return length
+
+    assert float(step(X[:, None])) == pytest.approx(4.0)
+    np.testing.assert_allclose(kernel.numpy(), [[0.0]], atol=1e-6)
+
+
 def test_steps_that_nobody_can_call_are_left_out(opened):
     one = Trainer()
     one.step(X)

@@ -42,7 +42,7 @@ _OF_NONE = ("None values not supported", "NoneType", "a value (None)")
 """Texts by which TensorFlow and Python report a None in place of a number."""
 _Spec = TypeVar("_Spec")
 _Trace = TypeVar("_Trace")
-_ERRORS_OF_NONE = (TypeError, ValueError, IndexError)
+_ERRORS_OF_NONE = (TypeError, ValueError, IndexError, NotImplementedError)
 _OPEN_LENGTH = (
     "parallax: A step is traced for batches of any length, so x.shape[0] is None. Where the step needs the length, "
     "use tf.shape(x)[0] or keras.ops.shape(x)[0]."
