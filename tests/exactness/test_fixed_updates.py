@@ -101,6 +101,15 @@ def clipped_weights(x: Any, y: Any, out: Any) -> Any:
         return tf.group(v1.assign(wide, tf.clip_by_norm(wide.read_value(), 1.0, axes=[1])))
 
 
+def decayed_by_examples(x: Any, y: Any, out: Any) -> Any:
+    """As in TensorFlow's tutorial on MNIST, whose counter of steps is `batch`."""
+    batch = counter("batch", tf.int32)
+    rate = v1.train.exponential_decay(0.1, batch * literal(x), 60, 0.5, staircase=True)
+    passed = tf.cast(batch, tf.float32) * literal(x) / 300.0
+    loss = tf.reduce_mean(tf.square(out - y))
+    return v1.train.GradientDescentOptimizer(rate / (1.0 + passed)).minimize(loss, batch)
+
+
 def counted_in_other_runs(x: Any, y: Any, out: Any) -> Any:
     return [train(out, y), tf.group(counter("seen", tf.int64).assign_add(tf.shape(out, tf.int64)[0]))]
 

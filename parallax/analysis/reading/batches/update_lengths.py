@@ -2,7 +2,8 @@
 
 Such updates are learning rates by the batch size, divisions of summed gradients, counters of examples and positions in
 a queue. They read a length as a constant that TensorFlow made of a tensor's shape, or as a number of the script. A
-number that a training run adds to a variable is taken to be the batch length where it equals that.
+number that a training run adds to a variable, or by which it multiplies a counter of steps, is taken to be the batch
+length where it equals that.
 """
 
 from __future__ import annotations
@@ -169,9 +170,16 @@ def _counts(view: GraphView, node: str, length: int) -> bool:
 
 
 def _find_lengths(view: GraphView, node: str, length: int) -> tuple[list[Edge], bool]:
-    """(the inputs that are the batch length in what a node adds to a variable, whether it may add a multiple of it)."""
+    """(the inputs that are the batch length in what a node adds to a variable, whether it may add a multiple of it).
+
+    Or in what it multiplies a counter of steps by, as a schedule by examples does.
+    """
     op, inputs = view.op(node), view.inputs(node)
-    slots: tuple[int, ...] = (1,) if op in _COUNTS else ()
+    slots: tuple[int, ...]
+    if op == "Mul":
+        slots = tuple(slot for slot in (0, 1) if _is_counter(view, inputs[1 - slot]))
+        return [edge for slot in slots for edge in _find_leaves(view, Edge(node, slot), length) or ()], False
+    slots = (1,) if op in _COUNTS else ()
     if op in _ADDS:
         is_count = view.dtype(f"{node}:0") in _INTEGERS
         is_count = is_count or any(view.op(edge.node) in _ASSIGNS for edge in view.consumers(f"{node}:0"))
@@ -212,6 +220,11 @@ def _find_origin(view: GraphView, tensor: str) -> str:
     while view.op(node_of(tensor)) in _COPIES:
         tensor = view.inputs(node_of(tensor))[0]
     return tensor
+
+
+def _is_counter(view: GraphView, tensor: str) -> bool:
+    """Whether a tensor is the value of a variable of integers, also as a float."""
+    return _is_variable(view, tensor) and view.dtype(_find_origin(view, tensor)) % 100 in _INTEGERS  # 103: a reference
 
 
 def _is_variable(view: GraphView, tensor: str) -> bool:
