@@ -97,6 +97,7 @@ def repeated(step, start):
         (lambda x, w: tf.tile(w[:1], [tf.shape(x)[0], 1]), rows()),
         (lambda x, w: tf.shape(x)[0], LENGTHS),
         (lambda x, w: tf.shape(x)[0] // 2 + 1, LENGTHS),
+        (lambda x, w: tf.reshape(tf.slice(x, [0, 1], tf.stack([tf.shape(x)[0], 2])), [1, tf.shape(x)[0], 2]), rows(1)),
         (lambda x, w: tf.shape(x)[1], SAME),
         (lambda x, w: tf.maximum(tf.shape(x @ tf.transpose(x))[1], tf.shape(x)[0]), SAME),
         (lambda x, w: tf.broadcast_dynamic_shape(tf.shape(x @ tf.transpose(x))[1:], tf.shape(x)[:1]), SAME),

@@ -250,7 +250,9 @@ def slice_plainly(step: StepWalk, node: str) -> list[Fact] | None:
     if part is None:
         return None
     _localize_places(step, node, (1, 2), fact.axis)
-    return step.all_outputs(node, Sharded(fact.axis, part))
+    inferred = step.fact(f"{node}:0", Sharded(fact.axis, part)).dims or ()
+    dims = [n if stated is None or stated.number == -1 else stated for n, stated in zip(inferred, size, strict=False)]
+    return step.all_outputs(node, Sharded(fact.axis, part), tuple(dims) or None)
 
 
 def pad(step: StepWalk, node: str) -> list[Fact] | None:
