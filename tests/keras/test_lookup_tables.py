@@ -80,6 +80,27 @@ def test_a_model_with_a_table_trains_and_evaluates_as_in_keras(kind):
     assert difference(outcome(fit_by_two, make), outcome(fit_plainly, make)) <= 1e-6
 
 
+@pytest.mark.parametrize("length", [None, 4])
+def test_words_of_texts_of_different_lengths_stay_with_their_texts(length):
+    """Rows are as long as the longest text of the global batch, or cut."""
+    texts = tf.constant([[" ".join(rng.choice(WORDS, 1 + (3 * row) % 7))] for row in range(ROWS)])
+
+    def build():
+        inputs = keras.Input((1,), dtype="string")
+        ids = layers.TextVectorization(vocabulary=WORDS, output_sequence_length=length)(inputs)
+        states = layers.SimpleRNN(3)(layers.Embedding(12, 3)(ids))  # unmasked: it sees how far rows are padded
+        made = keras.Model(inputs, layers.Dense(1)(states))
+        made.compile(keras.optimizers.SGD(0.1), "mse")
+        return made
+
+    def make(train):
+        made = build()
+        return made, train(made, texts, Y, **OPTIONS).history
+
+    assert difference(outcome(fit_by_two, make), outcome(fit_plainly, make)) <= 1e-6
+    assert [one for one in plan_of_fit(build(), texts, Y, batch_size=5).notes if "all-gathered" in one] == []
+
+
 def test_a_table_that_can_be_changed_is_refused_with_the_way_to_make_a_static_one():
     with pytest.raises(GraphError, match="whose contents can change.*StaticHashTable"):
         plan_of_fit(model(Finds(mutable()), (2,), "string"), COLORS, Y)

@@ -110,7 +110,7 @@ class VisitedGraph(TrainingGraph):
 
 
 def find_step(graph: TrainingGraph) -> VisitedGraph:
-    """The nodes to visit: all that are connected to a batch, a written variable or a result, up to the gradients."""
+    """The nodes to visit: those that are connected to a batch, a written variable or a result, up to the gradients."""
     view, sources = graph.view, graph.sources
     first = first_batches(view)
     batches = {
@@ -126,6 +126,9 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     delivered = [node_of(t) for s in sources for t in s.tensors]
     reached = {node for node in reached if node not in graph.initial and graph.is_of_step(node)}
     reported = [node for node in marked_nodes(view) if find_report_kind(view.nodes[node]) and graph.is_of_step(node)]
+    if graph.steps is None:  # a script may fetch any tensor; a front end states what it reports
+        without_outputs = (node for node in view.nodes if not view.outputs(node))
+        reached &= view.ancestors({*stateful, *delivered, *reported, *after, *without_outputs})
     needed_nodes = _find_needed(view, [*delivered, *reached, *reported], batches) - after
     order = tuple(node for node in view.topological_order() if node in needed_nodes and view.op(node) != "NoOp")
     fields_of_graph = {one.name: getattr(graph, one.name) for one in fields(graph)}

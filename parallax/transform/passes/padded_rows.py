@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from parallax.base.types import Tensor
@@ -17,15 +19,15 @@ def pad_to_longest_row(editor: Editor, rewrites: Rewrites) -> None:
         shape = editor.at(Edge(one.node, 0))
         rank = len(editor.view.shape(f"{one.node}:0") or ())
         with tf.name_scope(f"{SCOPE}/padded_{number}/"):
-            local_length = tf.reduce_max(tf.concat([tf.cast(_lengths(editor, inputs), shape.dtype), [0]], 0))
+            partitions = [editor.at(Edge(one.node, slot)) for slot in range(3, len(inputs))]
+            local_length = tf.reduce_max(tf.concat([tf.cast(_lengths(partitions), shape.dtype), [0]], 0))
             longest = editor.reducer.all_reduce(local_length, "max")
             whole = tf.broadcast_to(shape, [rank])
             editor.redirect([Edge(one.node, 0)], tf.concat([whole[:1], [longest], whole[2:]], 0))
 
 
-def _lengths(editor: Editor, inputs: tuple[str, ...]) -> Tensor:
+def _lengths(partitions: Sequence[Tensor]) -> Tensor:
     """The lengths of rows: from row splits, or from the number of rows and each element's row."""
-    partitions = [editor.tensor(tensor) for tensor in inputs[3:]]
     if len(partitions) == 1:
         return partitions[0][1:] - partitions[0][:-1]
     count, rows = partitions

@@ -125,21 +125,24 @@ def fill_up(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _fill_up_by_numbers(step: StepWalk, node: str) -> list[Fact] | None:
-    """The same where each value has the index of its example, and a shape gives the row length."""
+    """The same where each value has the index of its example."""
     shape, values, default, rows, numbers = step.inputs(node)
     lengths, example = shape.values(), step.part_of(rows.value if isinstance(rows.value, Length) else None)
     if example is None or values.axis != 0 or values.part is None or numbers.part != values.part:
         return None
     counted = find_numbers(step, step.view.inputs(node)[4], example)
-    is_stated = lengths is not None and len(lengths) > 1 and lengths[1] not in (None, Length.of(-1))
-    if counted is None or lengths is None or not is_stated or lengths[0] not in (Length.of(-1), example.length):
+    if counted is None or lengths is None or None in lengths[1:2] or lengths[0] not in (Length.of(-1), example.length):
         return None
     if not (default.is_same or default.is_lengths):
         return None
+    length = lengths[1] if len(lengths) > 1 and lengths[1] is not None else Length.of(-1)
+    if length == Length.of(-1):
+        step.padded.append(node)
+        length = Length.of(f"longest of {node}")
     step.require_layout(node, 4, counted)
     step.keep_local(node, [3])
     if lengths[0] == example.length:
         step.localize(node, 0, 0, lengths)
     step.require_layout(node, 2, REPLICATED)
     inner = (values.dims or ())[1:]
-    return step.all_outputs(node, Sharded(0, example), (example.length, lengths[1] or Length.of(-1), *inner))
+    return step.all_outputs(node, Sharded(0, example), (example.length, length, *inner))
