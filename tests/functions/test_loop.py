@@ -191,6 +191,41 @@ def test_a_step_that_computes_with_the_length_of_its_batch_is_traced_for_each(op
     assert opened == [["step"], ["step", "step_1"]]
 
 
+READS = [
+    lambda x: x.shape[0] == 4,
+    lambda x: (x.shape[0] or 1) == 4,
+    lambda x: [length for length in x.shape][0] == 4,
+    lambda x: x.shape.as_list()[0] == 4,
+    lambda x: x.get_shape().num_elements() == 4,
+    lambda x: x.shape.is_fully_defined(),
+]
+
+
+@pytest.mark.parametrize("reads", READS)
+def test_a_step_that_reads_an_open_length_without_an_error_is_traced_with_the_length(opened, reads):
+    kernel = tf.Variable([2.0])
+
+    @parallax.function
+    def step(x):
+        total = tf.reduce_mean(x * kernel) * (1.0 if reads(x) else 0.0)
+        kernel.assign_add([1.0])
+        return total
+
+    assert [float(step(X[:, None])) for _ in range(2)] == [2.0 * X.mean(), 3.0 * X.mean()]
+
+
+def test_a_step_whose_packages_alone_read_open_lengths_is_traced_once(opened):
+    kernel = tf.Variable([2.0])
+
+    @parallax.function
+    def step(x):
+        kernel.assign_add([1.0])
+        return tf.reduce_mean(keras.ops.reshape(x, [keras.ops.shape(x)[0], x.shape[1], -1]))
+
+    assert [float(step(np.ones([rows, 2], np.float32))) for rows in (4, 6)] == [1.0, 1.0]
+    assert opened == [["step"]]
+
+
 class DividesByLength(keras.Model):
     def __init__(self):
         super().__init__()

@@ -77,6 +77,7 @@ LOSSES = [
     lambda x, h: tf.reduce_mean(tf.square(h[: x.shape[0] // 2] - h[x.shape[0] // 2 :])),
     lambda x, h: tf.reduce_mean(tf.square(h - tf.gather(h, np.random.RandomState(1).permutation(x.shape[0])))),
     lambda x, h: tf.reduce_mean(tf.square(tf.add_n([float(k) * one for k, one in enumerate(tf.unstack(h))]))),
+    lambda x, h: tf.reduce_mean(tf.square(h)) * (1.0 if x.shape[0] == LENGTH else 0.1),  # nothing raises for None
     _contrast_with_others,
     _from_zeros,
 ]

@@ -15,6 +15,7 @@ from parallax.base.types import ConcreteFunction, Handle, Nest, Tensor, TypeSpec
 from parallax.functions.tracing.arguments import Arguments, with_tensors
 from parallax.functions.tracing.batch_norm_setting import fused_normalizations
 from parallax.functions.tracing.libraries import LibraryVariable, record_library_use
+from parallax.functions.tracing.open_reads import record_open_reads
 from parallax.functions.tracing.results import mark_means
 from parallax.functions.tracing.step_graph import StepVariable, unique_name
 from parallax.functions.tracing.summaries import StepSummaries, record_summaries
@@ -135,7 +136,9 @@ def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> lis
 
 
 def trace_by_length(trace: Callable[[_Spec], _Trace], spec: _Spec, declared: _Spec | None) -> tuple[_Trace, bool]:
-    """(a step traced for batches of any length, False); or for the declared one, True, if it needs a number.
+    """(a step traced for batches of any length, False); or for the declared one, True, if the script reads the length.
+
+    Python code that reads an open length gets None, with which it may compute something else without an error.
 
     Args:
         trace: traces the step.
@@ -143,7 +146,10 @@ def trace_by_length(trace: Callable[[_Spec], _Trace], spec: _Spec, declared: _Sp
         declared: the same with the length of the global batch; None if it is unknown.
     """
     try:
-        return trace(spec), False
+        with record_open_reads() as reads:
+            traced = trace(spec)
+        if declared is None or not reads:
+            return traced, False
     except _ERRORS_OF_NONE:
         if declared is None:
             raise
