@@ -126,7 +126,7 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     delivered = [node_of(t) for s in sources for t in s.tensors]
     reached = {node for node in reached if node not in graph.initial and graph.is_of_step(node)}
     reported = [node for node in marked_nodes(view) if find_report_kind(view.nodes[node]) and graph.is_of_step(node)]
-    if graph.steps is None:  # a script may fetch any tensor; a front end states what it reports
+    if graph.steps is None and (delivered or reported):  # a script may fetch any tensor; a front end says which
         without_outputs = (node for node in view.nodes if not view.outputs(node))
         reached &= view.ancestors({*stateful, *delivered, *reported, *after, *without_outputs})
     needed_nodes = _find_needed(view, [*delivered, *reached, *reported], batches) - after
