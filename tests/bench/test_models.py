@@ -79,7 +79,7 @@ def test_a_batch_depends_on_worker_and_step_alone(name):
         assert any(not np.array_equal(batches[0][feed], other[feed]) for feed in batches[0])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @every_model
 def test_feeds_are_placeholders_of_one_device_and_ids_are_rows(name):
     model = model_of(name, **TINY[name])
@@ -92,7 +92,7 @@ def test_feeds_are_placeholders_of_one_device_and_ids_are_rows(name):
             assert 0 <= batch[feed].min() <= batch[feed].max() < table.rows
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @every_model
 def test_tables_are_the_variables_of_sparse_gradients(name):
     record.install()

@@ -54,7 +54,7 @@ def test_a_layers_all_reduce_is_beside_the_next_layer():
     assert found.overlapping_s == pytest.approx(12)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_an_exchange_whose_bytes_are_not_known_leaves_the_step_unknown():
     assert shortest_step(*two_layers(elements=-1), [[{}], [{}]], RATE) is None
 

@@ -32,7 +32,7 @@ def local_rows(graph_def):
     return {n.name: n.attr["shape"].shape.dim[0].size for n in graph_def.node if n.name in ("to_owners", "to_all")}
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_loop_of_2019_runs_with_its_data_and_leaves_its_files(start, folder):
     words = ("-m", "parallax.entry.cli", "run", "--workers", 2, "--graph", folder / "tensorboard")
     done = start(*words, HERE / "scripts" / "loop.py", folder).finish()

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "odd.py"
 CLI = ("-m", "parallax.entry.cli")
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_what_would_be_refused_is_told_all_at_once_with_its_place(start):
     done = start(*CLI, "check", "--workers", 3, SCRIPT, "--name", cold=True).finish()
     assert done.status == 1, str(done)

@@ -33,7 +33,7 @@ def told(done, word):
     return lines.pop().removeprefix(f"{word} ")
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_job_goes_on_with_other_workers_and_routes_where_the_last_one_ended(start, tmp_path):
     folder = tmp_path / "made" / "here"
     first = job(start, 2, folder, 5, "alltoall", "steps=2")

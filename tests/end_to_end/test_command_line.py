@@ -100,7 +100,7 @@ def test_a_module_run_without_the_command_uses_the_plan_that_was_written(start, 
         assert line.startswith(f"worker {rank} of 2: loss "), str(done)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_workers_and_one_process_are_verified_to_be_equal(start):
     options = ("--claims", "--feeds", f"{MODEL}:feeds", "--steps", 3)
     done = start(*CLI, "verify", *options, MODEL, "--dropout", cold=True).finish()

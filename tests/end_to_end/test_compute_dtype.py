@@ -118,7 +118,7 @@ def test_where_it_has_no_effect_the_log_says_so_and_why(computed, options, envir
     assert not any(one.endswith(BFLOAT16) for one in found["types"]), found["types"]
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @needs_bfloat16
 def test_workers_and_one_process_are_verified_to_be_equal_in_bfloat16(start):
     model = SCRIPT.parent / "model.py"

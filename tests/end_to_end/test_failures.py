@@ -18,7 +18,7 @@ def pid_of(running, rank):
     return int(re.search(r"process (\d+)", running.wait_for(f"rank {rank} is process"))[1])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_an_exception_ends_the_job_and_is_shown_with_its_rank(start):
     done = start(*RUN, "raises", cold=True).finish()
     assert done.status == 1, str(done)
@@ -37,7 +37,7 @@ def test_the_exit_status_of_a_rank_is_that_of_the_job(start):
     assert "rank 1 failed with exit status 3" in done.stderr, str(done)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_killed_worker_ends_the_job(start):
     running = start(*RUN, "is killed")
     os.kill(pid_of(running, 1), signal.SIGKILL)
@@ -46,7 +46,7 @@ def test_a_killed_worker_ends_the_job(start):
     assert "rank 1 was killed by SIGKILL" in done.stderr, str(done)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_ctrl_c_ends_all(start):
     running = start(*RUN, "is interrupted")
     pid_of(running, 1)
@@ -56,7 +56,7 @@ def test_ctrl_c_ends_all(start):
     assert "SIGINT" in done.stderr, str(done)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_workers_that_drift_apart_end_the_job_with_one_message(start):
     done = start("-m", "parallax.entry.cli", "run", "--workers", "2", SCRIPT.with_name("guarded.py"), "broken").finish()
     assert done.status == 1, str(done)
@@ -65,7 +65,7 @@ def test_workers_that_drift_apart_end_the_job_with_one_message(start):
     assert "guarded.py:" in done.stderr.partition("The job was ended.")[2], str(done)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("route", ["alltoall", "allgather", "ps"])
 def test_an_id_outside_its_table_is_named_with_table_rank_and_step(start, route):
     done = start(*RUN, "asks for row 11", route).finish()
@@ -75,7 +75,7 @@ def test_an_id_outside_its_table_is_named_with_table_rank_and_step(start, route)
     assert named in done.stderr, str(done)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_fetch_that_one_rank_runs_alone_is_named(start):
     running = start(*RUN, "evaluates alone")
     pid_of(running, 0)
@@ -88,7 +88,7 @@ def test_a_fetch_that_one_rank_runs_alone_is_named(start):
     assert "every rank must fetch" in stall and "scores:0 (by " in stall, str(done)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_rank_that_catches_a_failed_run_and_goes_on_is_named(start):
     done = start(*RUN, "catches").finish()
     assert done.status == 124, str(done)
@@ -97,7 +97,7 @@ def test_a_rank_that_catches_a_failed_run_and_goes_on_is_named(start):
     assert apart in done.stderr or behind in done.stderr, str(done)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_rank_that_ends_its_loop_early_is_named(start):
     running = start(*RUN, "ends its loop")
     pid_of(running, 0)

@@ -126,7 +126,7 @@ def test_a_hook_for_the_chief_alone_runs_on_worker_0(run, tmp_path):
     assert not (tmp_path / "out" / "summaries" / "worker-1").exists()
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", ["reads", "runs"])
 def test_a_hook_for_the_chief_alone_that_needs_all_workers_is_refused(run, tmp_path, kind):
     done = run(CHIEF, kind, tmp_path / "out")

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.timeout(240)
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_layers_constants_and_functions_that_nobody_seeds_are_the_launchers_on_all_workers(start):
     done = start(SCRIPTS / "unseeded.py").finish()
     assert done.status == 0, done

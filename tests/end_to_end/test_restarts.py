@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "restarted.py"
 STEPS, NEVER = 10, 99
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_job_whose_worker_is_killed_ends_trained_with_equal_values(start, tmp_path):
     files = [tmp_path / name for name in ("undisturbed.npz", "restarted.npz")]
     run = ("-m", "parallax.entry.cli", "run", "--workers", 2)

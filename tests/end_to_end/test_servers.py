@@ -47,7 +47,7 @@ def test_adam_trains_without_waiting(counted):
     counted("adam")
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_slow_worker_delays_others_once_they_are_as_far_ahead_as_they_may_be(start, write, tmp_path):
     write("machines", MACHINES.format(workers=3))
     done = start(*RUN, SCRIPTS / "bounded.py", tmp_path / "kept", 4, 25).finish()
@@ -100,7 +100,7 @@ def in_one_process(start, steps, workers=2):
     return {"emb": emb, "weights": weights}
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_variables_on_servers_are_trained_as_those_of_one_process(trained):
     done, found = trained(4, run_option="PS", partitions={"emb": 3, "weights": 2})
     assert routes(done) == {"emb": "ps", "weights": "ps"}, str(done)

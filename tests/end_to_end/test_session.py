@@ -19,7 +19,7 @@ def check(done):
     assert not of_tensorflow.search(done.stderr), str(done)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_session_takes_and_gives_what_its_conventions_say(start, tmp_path):
     seen = []
     # Once with the command, once as Python starts a script.
@@ -37,7 +37,7 @@ def test_hooks_run_on_the_users_graph(start, tmp_path, kind):
 
 
 # With variables of the other kind: tests/runtime/checkpoint, and what a session gives in the first test here.
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", [pytest.param("reference", marks=pytest.mark.slow), "resource"])
 def test_state_is_restored_saved_assigned_and_read_whole(start, tmp_path, kind):
     check(start(*RUN, SCRIPTS / "state.py", kind, tmp_path).finish())

@@ -141,7 +141,7 @@ def _bytes_of(number, unit):
     return float(number) * {"B": 1, "kB": 1000}[unit]
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_all_workers_see_what_one_stage_has(train):
     _, done = train(2, "mlp", "adagrad", "add_3", 2, 1)
     lines = [[line for line in done.lines(rank) if line.startswith("workers 1 worker 0")] for rank in (0, 1)]

@@ -33,7 +33,7 @@ def events_of(path):
     return found
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_rank_that_is_late_for_every_step_is_named(start, tmp_path):
     done = start(*RUN, "--trace", "traces", "--trace-steps", "2-4", LATE).finish()
     assert done.status == 0, str(done)
@@ -70,14 +70,14 @@ def test_servers_have_rows_and_asynchronous_workers_wait_for_nobody(start, write
     assert "Trace of steps 1 to 2" in done.stdout and "No rank waited for another" in done.stdout, str(done)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_worker_that_dies_in_traced_steps_ends_the_job(start, tmp_path):
     done = start(*RUN, "--trace", "traces", "--trace-steps", "1-4", LATE, "--leave", 3).finish()
     assert done.status == 5 and "rank 1 failed with exit status 5" in done.stderr, str(done)
     assert not (tmp_path / "traces" / "trace.json").exists()
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -192,7 +192,7 @@ def check_as_sent(case: str, result: dict[str, Any]) -> None:
         check(result)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by(
     {
         ONE: names_of(ONE, ONCE_ALONE),
@@ -204,13 +204,13 @@ def test_every_optimizer_equals_one_process(results: Any, case: str, job: Job) -
     check(results(job)[case])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by({TWO: [c.name for c in cases(OF_JOBS)], **{job: names_of(job, "models") for job in GRAPHS}})
 def test_every_graph_equals_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_whole(THREE, *(slow(3, 0, (f"models:{model}",)) for model in MORE_SHARED))
 def test_three_workers_that_share_rows_unevenly_equal_one_process(results: Any, job: Job) -> None:
     section = job.parts[0].partition(":")[0]
@@ -228,7 +228,7 @@ ON_GRID = {
 }
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by(ON_GRID)
 def test_every_optimizer_on_servers_equals_one_process(results: Any, case: str, job: Job) -> None:
     found = results(job)[case]
@@ -239,32 +239,32 @@ def test_every_optimizer_on_servers_equals_one_process(results: Any, case: str, 
     assert {name: found["routes"][name] for name in trained} == trained
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by({job: names_of(job, "wire without servers") for job in (TWO_ON_ONE_SERVER, ALL_WIRES)})
 def test_half_precision_on_the_wire_is_one_process_but_for_its_rounding(results: Any, case: str, job: Job) -> None:
     check_rounded(case, results(job)[case])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by({job: names_of(job, "wire") for job in (TWO_ON_ONE_SERVER, ALL_WIRES)})
 def test_half_precision_to_servers_is_one_process_but_for_its_rounding(results: Any, case: str, job: Job) -> None:
     check_rounded(case, results(job)[case])
 
 
 # Three workers, of whom one has no server on its host.
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by({THREE: [c.name for c in (*cases("fronts in short"), *cases("kept by fronts in short"))]})
 def test_servers_asked_by_two_of_three_workers_equal_one_process(results: Any, case: str, job: Job) -> None:
     check_as_sent(case, results(job)[case])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by({slow(2, 2, ("fronts",)): [case.name for case in cases("fronts")]})
 def test_every_graph_on_servers_asked_by_fronts_equals_one_process(results: Any, case: str, job: Job) -> None:
     check_as_sent(case, results(job)[case])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by(
     {
         TWO: [*(c.name for c in cases("kept in jobs")), *names("kept in jobs")],
@@ -275,7 +275,7 @@ def test_gradients_of_several_batches_equal_one_process(results: Any, case: str,
     check(results(job)[case])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_whole(
     *(slow(workers, 0, (f"kept:resource, {route}",)) for route in KEPT_ROUTES for workers in (1, 2, 4)),
     *(slow(2, 2, (f"kept:resource, {route}",)) for route in KEPT_SERVER_ROUTES),
@@ -288,13 +288,13 @@ def test_every_graph_with_kept_gradients_equals_one_process(results: Any, job: J
         check(result)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by({THREE: SHORT_OWNED})
 def test_three_owners_with_unequal_shares_or_none_equal_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by(
     dict.fromkeys(OWNER_JOBS["unequal owners"], [c.name for c in cases("owners") if c.route == "unequal owners"])
 )
@@ -302,7 +302,7 @@ def test_every_graph_with_unequal_owners_equals_one_process(results: Any, case: 
     check(results(job)[case])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by(
     dict.fromkeys(OWNER_JOBS["unequal by host"], [c.name for c in cases("owners") if c.route == "unequal by host"])
 )
@@ -312,19 +312,19 @@ def test_every_graph_with_unequal_owners_and_merging_hosts_equals_one_process(
     check(results(job)[case])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by({slow(2, 2, ("optimizers",)): names("optimizers")})
 def test_both_kinds_of_variables_and_plans_with_servers_equal_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_by({TWO: names(OF_JOBS), GRAPHS_ON_SERVERS: names("models", ON_SERVERS)})
 def test_every_graph_on_servers_equals_one_process(results: Any, case: str, job: Job) -> None:
     check(results(job)[case])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @trained_whole(
     *(slow(2, 2, (f"models:{kind}",)) for kind in ("resource, hybrid ps", "reference, ps", "reference, hybrid ps"))
 )

@@ -143,13 +143,13 @@ def outcome_of(programs: Mapping[str, Program], control_flow_v2: bool = True) ->
     return tried(build, feeds, dtype="float64", control_flow_v2=control_flow_v2)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_tensors_joined_along_any_axis_are_the_one_process_s() -> None:
     found = outcome_of(JOINED)
     assert (found.kind, found.message) == ("equal", "")
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("control_flow_v2", [True, False])
 def test_loops_and_branches_are_the_one_process_s(control_flow_v2: bool) -> None:
     found = outcome_of(LOOPS, control_flow_v2)

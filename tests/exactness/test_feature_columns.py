@@ -46,7 +46,7 @@ def minimize_wide(rows: int | None) -> Any:
     return v1.train.FtrlOptimizer(0.1).minimize(tf.sqrt(tf.reduce_mean(errors)))
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize(("minimize", "gathers"), [(minimize_deep, 1), (minimize_wide, 0)])
 def test_models_on_feature_columns(minimize: Callable[[int | None], Any], gathers: int, is_open: bool) -> None:

@@ -17,7 +17,7 @@ SCHEDULES = 10_000
 SOME = [next(one for one in DEFECTS if one.module == module) for module in dict.fromkeys(d.module for d in DEFECTS)]
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_every_simulated_job_ends_names_its_first_cause_and_leaves_nothing():
     assert [str(broken) for broken in simulate_all(range(SCHEDULES))] == []
 

@@ -27,7 +27,7 @@ def check(expected, path):
                 np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=f"{path.name}, {name}")
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_custom_loop_on_two_workers_is_one_process(start, tmp_path):
     words = ("-m", "parallax.entry.cli", "run", "--workers", 2, SCRIPTS / "custom_loop.py", "sgd", "out.npz")
     done = start(*words).finish()
@@ -125,7 +125,7 @@ def test_a_failure_after_the_last_step_is_the_status_of_the_script(start, words)
     assert done.status == 137 and "FOUND" in done.stdout and "rank 1 was killed by SIGKILL" in done.stderr, done
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("script", ["steps_in_turn.py", "legacy_fit.py"])
 def test_commands_that_start_nothing_end_at_the_first_call(start, script):
     done = start("-m", "parallax.entry.cli", "plan", "--workers", 2, SCRIPTS / script, "job").finish()

@@ -51,7 +51,7 @@ HARD = ("much more after a pause", "none for a while", "none for some updates, t
 OTHERS = ("momentum", "amsgrad", "adamax", "nadam", "adam_forgetful", "adam_unguarded")
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [*(("adam", schedule) for schedule in SCHEDULES), *((name, schedule) for name in OTHERS for schedule in HARD)],

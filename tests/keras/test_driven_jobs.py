@@ -25,7 +25,7 @@ def test_a_script_runs_once_around_its_fits(start, tmp_path, workers):  # noqa: 
     assert done.stdout.count("BEFORE") == 1
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", ["large", pytest.param("workers", marks=pytest.mark.rotates)])
 def test_workers_evaluate_and_predict_what_the_script_would(start, tmp_path, kind):  # noqa: F811
     running = start(*CLI, "run", "--workers", 2, SCRIPTS / "fit_and_evaluate.py", kind, tmp_path)
@@ -39,7 +39,7 @@ def test_workers_evaluate_and_predict_what_the_script_would(start, tmp_path, kin
     assert done.stdout.count("Plan for 2 workers") == 4, done  # of the first fit, with weights, and of two predictions
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", ["away", pytest.param("here", marks=pytest.mark.slow)])
 def test_rows_that_workers_make_are_those_that_the_script_makes(start, kind):  # noqa: F811
     running = start(*CLI, "run", "--workers", 3, SCRIPTS / "fit_mapped.py", kind)

@@ -98,7 +98,7 @@ def test_patches_of_images_gather_nothing():
     check(of_patches, "mse", IMAGES)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", GATHERED)
 def test_entries_of_other_examples_are_gathered(name):
     check(dense, GATHERED[name], X, are_gathered=True)
@@ -148,7 +148,7 @@ def beside_recorded_ones(dense, x, y):
     return [of_kernel * (1.0 + tf.norm(tape.gradient(losses, dense.bias))), losses[:, None]]
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("find_gradients", [by_jacobian, by_map, beside_recorded_ones])
 def test_updates_by_gradients_of_single_examples_are_exact(find_gradients):
     def make(train):

@@ -81,7 +81,7 @@ def test_layers_may_have_fewer_examples_than_workers(body, inputs):
     check(lambda train: trained(body(), inputs, train))
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_gradient_rows_of_a_stand_in_reach_no_update():
     """Keras's Adam takes a row more for another step of it, if of zeros."""
 
@@ -152,7 +152,7 @@ def test_attention_of_few_examples():
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_ragged_rows_of_few_examples():
     rows = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6], [7], [8, 8], [1], [2, 3], [9, 9, 9, 9]], dtype=tf.int32)
 
@@ -176,7 +176,7 @@ def within_batch(labels, rows):
     return ops.logsumexp(near, axis=1) + 0 * ops.cast(labels, "float32")
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(("examples", "batch"), [(21, 11), (10, 8), (3, 2)])
 def test_a_shorter_batch_of_which_some_workers_have_as_many_rows_as_of_a_full_one(examples, batch):
     x = np.random.RandomState(4).rand(examples, 4).astype("float32")

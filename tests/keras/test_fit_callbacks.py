@@ -48,7 +48,7 @@ def arrays_of(file):
     return found
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_weights_are_saved_after_epochs_and_batches(folder):
     def make(train):
         model, own = compiled(), folder()
@@ -65,7 +65,7 @@ def test_weights_are_saved_after_epochs_and_batches(folder):
     assert len(check(make)["found"][0]) == 1 + 3 + 3
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_whole_models_are_saved_and_go_on_elsewhere(folder):
     def make(train):
         model, own = compiled(), folder()
@@ -78,7 +78,7 @@ def test_whole_models_are_saved_and_go_on_elsewhere(folder):
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_training_that_was_interrupted_is_restored_where_it_ended(folder):
     class Interrupted(Exception):
         pass
@@ -100,7 +100,7 @@ def test_a_training_that_was_interrupted_is_restored_where_it_ended(folder):
     assert check(make)["found"][2] == [2, 3]
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_an_epoch_that_was_interrupted_begins_again_with_the_weights_that_it_had_reached(folder):
     class Interrupted(Exception):
         pass
@@ -133,7 +133,7 @@ def test_training_stops_early_with_the_best_weights():
     assert len(check(make)["found"][0]["loss"]) < 8
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_the_rate_is_reduced_on_a_plateau():
     def make(train):
         model = compiled(rate=1.0)
@@ -143,7 +143,7 @@ def test_the_rate_is_reduced_on_a_plateau():
     assert check(make)["rate"] < 1.0
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_the_rate_is_scheduled():
     def make(train):
         model = compiled()
@@ -153,7 +153,7 @@ def test_the_rate_is_scheduled():
     assert check(make)["rate"] == pytest.approx(0.05 * 0.49)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_scalars_and_histograms_are_written_for_tensorboard(folder):
 
     def make(train):
@@ -203,7 +203,7 @@ def summary_events(file):
     return [(one.tag, event.step, tf.make_ndarray(one.tensor)) for event in events for one in event.summary.value]
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_numbers_are_written_as_table_and_as_progress(folder, capsys):
     def make(train):
         model, own = compiled(), folder()
@@ -220,7 +220,7 @@ def test_numbers_are_written_as_table_and_as_progress(folder, capsys):
     assert len(rows) == 3 and len(told) == 2
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_functions_are_called_with_numbers_of_batches_and_epochs():
     def make(train):
         model, seen = compiled(), []
@@ -237,7 +237,7 @@ def test_functions_are_called_with_numbers_of_batches_and_epochs():
     assert len(check(make)["found"]) == 2 * (1 + 3 + 1)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_training_ends_at_a_loss_that_is_no_number():
     def make(train):
         model = compiled(keras.optimizers.SGD(1e30))
@@ -249,7 +249,7 @@ def test_training_ends_at_a_loss_that_is_no_number():
     assert check(make)["found"] == ([0], 1)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_averaged_weights_are_swapped_in_for_validation(folder):
     def make(train):
         model, own = compiled(keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.6)), folder()
@@ -290,7 +290,7 @@ class Meddles(callbacks.Callback):
         logs["of_mine"] = float(epoch)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_callback_of_the_users_own_reads_writes_evaluates_and_predicts_in_the_middle():
     def make(train):
         model, one = compiled(), Meddles()
@@ -300,7 +300,7 @@ def test_a_callback_of_the_users_own_reads_writes_evaluates_and_predicts_in_the_
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_what_callbacks_know_at_the_end_is_known_where_the_script_goes_on():
     def make(train):
         model, early = compiled(rate=2.0), callbacks.EarlyStopping("loss", patience=1)

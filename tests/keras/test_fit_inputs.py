@@ -107,7 +107,7 @@ def test_input_of_any_kind_is_read_as_by_plain_keras(kind):
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_what_becomes_of_an_array_during_fit_is_not_seen():
     def make(train):
         model, x = compiled(), X.copy()
@@ -118,7 +118,7 @@ def test_what_becomes_of_an_array_during_fit_is_not_seen():
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_worker_takes_its_rows_of_arrays_and_of_nothing_else():
     fit = read_fit(compiled(), {"x": X, "y": Y, "batch_size": 5, "validation_data": _dataset()})
     arguments = dict(fit.arguments)
@@ -132,7 +132,7 @@ def test_a_worker_takes_its_rows_of_arrays_and_of_nothing_else():
     assert arguments["validation_data"] is fit.arguments["validation_data"]
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_generator_that_ends_is_one_epoch_and_each_batch_counts_once():
     def make(train):
         model = compiled(optimizer="sgd")
@@ -144,7 +144,7 @@ def test_a_generator_that_ends_is_one_epoch_and_each_batch_counts_once():
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_steps_per_execution_change_what_callbacks_see_and_nothing_else():
     def make(train):
         model = compiled(steps_per_execution=3)
@@ -156,7 +156,7 @@ def test_steps_per_execution_change_what_callbacks_see_and_nothing_else():
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_batches_of_dictionaries_with_sample_weights():
     def make(train):
         x, z = keras.Input((4,), name="x"), keras.Input((1,), name="z")
@@ -167,7 +167,7 @@ def test_batches_of_dictionaries_with_sample_weights():
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_masked_sequences_are_input_as_well():
     def make(train):
         ids = keras.Input((None,), dtype="int32")
@@ -180,7 +180,7 @@ def test_masked_sequences_are_input_as_well():
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_second_fit_goes_on_where_the_first_ended():
     def make(train):
         model = compiled()
@@ -192,7 +192,7 @@ def test_a_second_fit_goes_on_where_the_first_ended():
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_model_is_compiled_anew_between_two_fits():
     def make(train):
         model = compiled()
@@ -205,7 +205,7 @@ def test_a_model_is_compiled_anew_between_two_fits():
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_training_stops_when_a_batch_says_so():
     def make(train):
         model = compiled()
@@ -221,7 +221,7 @@ def test_training_stops_when_a_batch_says_so():
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_the_plan_counts_the_ids_of_a_workers_share_of_a_batch():
     ids = keras.Input((3,), dtype="int32")
     rows = [keras.layers.Embedding(50, 4, name=f"table_{i}")(ids[:, i]) for i in range(3)]
@@ -233,7 +233,7 @@ def test_the_plan_counts_the_ids_of_a_workers_share_of_a_batch():
         assert [v.ids_per_step for v in spec.variables if v.name.startswith("table_")] == [4, 4, 4]
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_the_length_of_a_batch_is_told_before_one_is_read():
     arrays = np.zeros([40, 3])
     assert batch_length(arrays, None) == 32 and batch_length({"a": arrays}, 8) == 8

@@ -69,7 +69,7 @@ def test_a_script_with_callbacks_and_two_fits_comes_to_what_plain_keras_comes_to
     assert max(parts.values()) <= 1e-6, parts
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_step_that_calls_python_code_is_run_by_workers_that_have_the_function(start):  # noqa: F811
     running = start(SCRIPTS / "python_in_step.py", "job")
     expected = found_in(start(SCRIPTS / "python_in_step.py", "plain", plain=True).finish())

@@ -133,7 +133,7 @@ def test_outputs_have_losses_weights_and_metrics_each():
     check(make)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_metrics_with_states_of_any_shape_are_of_the_whole_batch():
     def make(train):
         model = keras.Sequential([layers.Dense(3, "softmax")])

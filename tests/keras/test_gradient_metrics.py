@@ -58,7 +58,7 @@ OBSERVATIONS = {
 }
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("what", OBSERVATIONS)
 def test_metrics_of_dense_gradients_are_one_process_s(what):
     assert fit(OBSERVATIONS[what], keras.metrics.Sum if what == "all norms" else keras.metrics.Mean) <= 1e-6

@@ -73,7 +73,7 @@ def sorted_and_scaled():
     return keras.Sequential([keras.Input((5,)), layers.Dense(3), Scaled(), layers.Dense(1)])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("option", OPTIONS)
 def test_some_variables_are_on_servers(option):
     for model, x in ((table(), IDS), (normalized(), X)):
@@ -84,46 +84,46 @@ def test_some_variables_are_on_servers(option):
         assert on_servers >= (trained if option == "PS" else {name for name in trained if name.startswith("table")})
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("option", EACH)
 def test_a_gradient_that_all_workers_have_is_counted_once(option):
     check(option, sorted_and_scaled, "mse", X)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("option", EACH)
 def test_batch_statistics_are_those_of_the_global_batch(option):
     check(option, normalized, "mse", X)
     check(option, normalized_table, "mse", IDS, keras.optimizers.Adam, size=3, rate=0.01)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("option", EACH)
 @pytest.mark.parametrize("optimizer", [keras.optimizers.Adagrad, keras.optimizers.Adam])
 def test_servers_take_the_sum_of_rows_of_repeated_ids(option, optimizer):
     check(option, table, "mse", IDS, optimizer)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("option", EACH)
 def test_a_contrastive_loss_is_the_one_process_s(option):
     check(option, functools.partial(table, 4), contrastive, IDS)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("option", EACH)
 def test_clipping_by_global_norm_takes_the_norm_of_the_global_batch(option):
     check(option, table, "mse", IDS, global_clipnorm=0.05, size=3)
     check(option, normalized, "mse", X, keras.optimizers.Adam, global_clipnorm=0.05, rate=0.01)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("option", EACH)
 def test_a_penalty_of_a_table_is_counted_once(option):
     check(option, functools.partial(table, penalty="l2"), "mse", IDS)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("option", EACH)
 def test_workers_without_examples_give_servers_nothing(option):
     check(option, table, "mse", IDS, examples=17, size=4)

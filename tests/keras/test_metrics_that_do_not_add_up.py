@@ -107,7 +107,7 @@ def check(make, size, **settings):
     assert difference(found, plain) <= MOST, (found["found"], plain["found"])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.__name__)
 def test_a_metric_is_that_of_one_process(metric, size):

@@ -137,7 +137,7 @@ def check(make, size, count, plain=None, **options):
     assert max(parts.values()) <= MOST, (parts, found["found"], plain["found"])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("size, count", [(1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (3, 2), (3, 4)])
 @pytest.mark.parametrize(
     "name, examples",
@@ -167,7 +167,7 @@ def test_by_every_route(name, options):
     assert max(difference(found[part], plain[part]) for part in plain) <= MOST
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_validation_is_not_cut():
     """A step that does not train is run as it is."""
     check(fitted("dense", validation_data=(FEATURES[:9], Y[:9])), 2, 4)
@@ -210,7 +210,7 @@ def mean_of_chosen(y, p):
     return tf.reduce_mean(tf.boolean_mask(tf.square(p - y), y[:, 0] > 0))
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("size, count", [(1, 2), (2, 2)])
 @pytest.mark.parametrize(
     "model, loss, told",
@@ -245,7 +245,7 @@ def notes_of(made, loss, count):
     return [note for note in notes if f"each of a step's {count} micro-batches by itself" in note]
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_nothing_is_said_where_examples_do_not_meet():
     assert notes_of(dense(), "mse", 2) == notes_of(regularized(), "mse", 2) == []
 
@@ -279,7 +279,7 @@ class OddStep(OwnStep):
         return logs.get(self.odd, lambda: {"loss": loss})()
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "odd, message",
     [
@@ -338,7 +338,7 @@ def test_losses_of_two_outputs_are_weighed():
     check(make, 3, 2)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_model_of_tf_keras():
     def fitted_by(train):
         tf_keras.utils.set_random_seed(3)

@@ -180,7 +180,7 @@ def test_every_route_ends_as_plain_keras(name: str, merges: bool, route: str) ->
     assert found.routes["emb/embeddings"] == f"sparse by {taken}"
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("name", "route"),
     [("Adagrad", "allgather"), ("Adam", "allreduce"), ("Adafactor", "ps"), ("AdamW", "ps"), ("LazyAdam", "allgather")],

@@ -65,7 +65,7 @@ class Critics(keras.Model):
         self.rules[number].apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("normalizes", [False, True])
 def test_a_critic_is_updated_several_times_in_a_step(normalizes):
     def make(train):

@@ -11,7 +11,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT, LOST = SCRIPTS / "staged.py", SCRIPTS / "staged_and_lost.py"
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.rotates)])
 def test_a_job_in_stages_is_what_plain_keras_is(start, tmp_path, workers):  # noqa: F811

@@ -178,7 +178,7 @@ def test_four_stages_with_eight_micro_batches_change_no_value(name):
     assert max(difference(found[part], wanted[part]) for part in wanted) == 0.0
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_many_steps_are_those_of_plain_keras():
     make = trains(skips, epochs=7, sample_weight=WEIGHTS)  # 21 steps
     found, wanted = outcome(by(2, 2, 4), make), outcome(fit_plainly, make)

@@ -40,7 +40,7 @@ MODELS = {
 }
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_loss_scale_grows_as_in_plain_keras(kind):
     def make(train):

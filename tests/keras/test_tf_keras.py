@@ -118,7 +118,7 @@ def test_conditions_and_loops_on_tensors_are_converted_as_tf_keras_does(build):
     check(build, X, Y)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_evaluation_converts_layers_too():
     check(conditional, X, Y, validation_data=(X[:7], Y[:7]))
 

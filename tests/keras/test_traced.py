@@ -62,7 +62,7 @@ def tables_of(kinds, dtype):
     return {name: one.embeddings.value for name, one in made.items()}
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(("dtype", "whole"), [("float32", WHOLE), ("float16", {})])
 def test_owners_make_the_rows_that_keras_would_have_made(tracing, dtype, whole):
     kinds = BY_ROW | whole

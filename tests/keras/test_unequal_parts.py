@@ -82,7 +82,7 @@ KINDS = {
 }
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_of_other_lengths_are_trained_on_as_in_one_process(kind):
     loss, data = KINDS[kind]

@@ -17,7 +17,7 @@ exec AGENT "$host" "$@"
 LATE = "import time\nbefore = time.time_ns\ntime.time_ns = lambda: before() - 100 * 10**9\n"
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_hosts_that_are_well_are_measured_and_others_are_named(lab, start, tmp_path):
     resource = tmp_path / "resource.yaml"
     resource.write_text(f'hosts: [host0, host1]\nports: 20000-20009\nssh: {{agent: "{lab.agent}"}}\n')

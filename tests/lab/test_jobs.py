@@ -26,7 +26,7 @@ def needs_library():
         pytest.skip("this environment has no libparallax_preload.so: `parallax setup`")
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_the_script_of_the_quick_start_runs_on_two_hosts_of_two_workers(lab, start, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TRAIN)

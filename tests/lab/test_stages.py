@@ -17,7 +17,7 @@ def read_results(finished):
     return json.loads(next(line for line in stdout.splitlines() if line.startswith("FOUND "))[6:])
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_a_fit_in_stages_of_which_each_has_a_host_is_plain_keras_s(lab, start):
     """Gradients outweigh activations here, so that consecutive workers have the same stage."""
     expected = read_results(start(SCRIPTS / "staged_fit.py", "none").finish())

@@ -135,7 +135,7 @@ for name, build in gradient_models.MODELS.items():
 """
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_recording_changes_no_op_of_any_graph() -> None:
     runs = [
         subprocess.Popen([sys.executable, "-c", PRINTS, how], cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -75,7 +75,7 @@ def test_the_solver_finds_what_looking_at_every_choice_finds(seed: int, monkeypa
     assert solution.bound_s == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_the_plan_does_not_depend_on_the_order_of_the_variables() -> None:
     equal = [sparse(f"table_{n}", (5000, 16), 300) for n in range(3)]
     variables = [*equal, *mixed().variables]

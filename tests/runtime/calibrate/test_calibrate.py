@@ -302,7 +302,7 @@ def _known(folder):
 TOTAL = {"kind": "total", "visits": 3}
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("message", [*MESSAGES, TOTAL, {"kind": "visited", "visits": 1}], ids=lambda one: one["kind"])
 def test_a_mutated_message_of_rank_0_is_refused_in_words_or_of_the_right_types(message):
     lines = [one for one in MESSAGES if one is not message]

@@ -54,7 +54,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads((folder / "result.json").read_text())
 
 
-@pytest.mark.rotates(days=10, group="of one job")
+@pytest.mark.rotates(group="of one job")
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize("check", CHECKS)
 def test_checkpoints(results: Any, check: str) -> None:
@@ -62,6 +62,6 @@ def test_checkpoints(results: Any, check: str) -> None:
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
-@pytest.mark.rotates(days=10, group="of one job")
+@pytest.mark.rotates(group="of one job")
 def test_every_check_is_listed(results: Any) -> None:
     assert sorted(results) == sorted(CHECKS)

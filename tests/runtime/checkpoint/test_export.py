@@ -105,7 +105,7 @@ def model(tmp_path_factory: Any) -> tuple[Any, str]:
     return saved(folder, by_reference, {"ids:0": IDS}, "logits:0")[0], str(folder)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_exported_models_give_in_tensorflow_alone_what_their_graphs_give(tmp_path: Path) -> None:
     cases: dict[str, tuple[Callable[[], None], dict[str, Any], dict[str, Any]]] = {
         "reference": (by_reference, {"ids:0": IDS}, {"ids": IDS}),

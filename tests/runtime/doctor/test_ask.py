@@ -68,7 +68,7 @@ def hosts(agent, *names):
     return Cluster(tuple(Host(name, 1) for name in names), agent)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_all_hosts_are_asked_and_a_silent_one_holds_up_nobody(agent):
     cluster = hosts(agent, "well", "down", "silent", "other")
     well, down, silent, other = query_hosts(cluster, sys.executable, questions(cluster, this_launcher(), None), 8.0)

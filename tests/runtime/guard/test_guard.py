@@ -51,7 +51,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(file.read_text())
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("case", ["healthy", "evaluated by one worker alone"])
 def test_workers_that_are_equal_are_compared_after_steps_1_2_4_8_and_train_on(results: Any, case: str) -> None:
     assert results[case] == [[8, [1, 2, 4, 8], ""]] * 2

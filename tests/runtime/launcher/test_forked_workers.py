@@ -73,7 +73,7 @@ def launch(start, write):  # noqa: F811
     return launch
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_workers_are_forked_from_one_process_and_have_all_else_of_their_own(launch):
     done = launch("""
 import numpy as np
@@ -173,7 +173,7 @@ def _commands(mark):
             continue
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_workers_are_new_interpreters_where_something_has_started_threads(launch, write):  # noqa: F811
     write(
         "sitecustomize.py",

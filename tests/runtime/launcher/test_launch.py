@@ -131,7 +131,7 @@ def test_output_is_relayed_with_its_rank(start):
 ALLOCATION = {"SLURM_JOBID": "7", "SLURM_NODELIST": "n[1-2]", "SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "variables",
     [
@@ -151,7 +151,7 @@ def test_a_job_on_this_machine_asks_no_scheduler(start, monkeypatch, variables):
     assert (status, sorted(stdout.splitlines()), stderr) == (0, ["[0] rank 0", "[1] rank 1"], "")
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("line", ["plm = slurm", "plm_rsh_agent = /x", "orte_default_hostfile = /x", "rmaps = seq"])
 def test_parameter_files_of_open_mpi_choose_no_hosts(start, monkeypatch, tmp_path, line):
     (tmp_path / ".openmpi").mkdir()
@@ -260,7 +260,7 @@ wait_for("never")
 """
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("victim", "words"),
     [
@@ -308,7 +308,7 @@ def test_no_signal_is_blocked_in_a_rank(start):
     assert job.finish() == (0, "[0] set()\n", "")
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("number", "expected"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGQUIT, 131), (signal.SIGUSR1, 138), (signal.SIGXCPU, 152)],
@@ -397,7 +397,7 @@ def test_a_stopped_process_ends_the_job_and_is_named(start, monkeypatch, victim,
     assert job.left() == ()
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("victim", "number", "words"),
     [

@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(file.read_text())
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_method_sums_every_type_and_length_in_one_order(results: Any, layout: str) -> None:
     for method in METHODS:
@@ -95,7 +95,7 @@ def shared_files() -> list[Path]:
     return sorted(one for one in Path("/dev/shm").iterdir() if not one.name.startswith("vader_segment."))
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("word", "status", "said"),
     [

@@ -131,7 +131,7 @@ def process(graph, batches):
     return OneProcess(graph, analyse(graph), batches[0], 1, None), [train_op(graph, None).name]
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "optimizer",
     [lambda: v1.train.AdamOptimizer(1e-3), lambda: v1.train.MomentumOptimizer(0.01, 0.9)],

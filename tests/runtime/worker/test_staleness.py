@@ -22,7 +22,7 @@ def target():
     return server.target
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 def test_no_clock_is_further_ahead_than_the_staleness_at_any_of_ten_thousand_pulls(target):
     begun, lock, failures = [0] * WORKERS, threading.Lock(), []
 

@@ -79,7 +79,7 @@ def place(rank: int, size: int, shares: int | None = None) -> Worker:
     return Worker(rank, size, 7, keeps_positions=True, shares=shares)
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize("once", [True, False], ids=["one-shot", "initializable"])
 @pytest.mark.parametrize("make", [own_shuffle, files, shuffled_before])
 def test_what_workers_have_left_is_read_by_as_many_and_by_others(make: Callable[[], Any], once: bool) -> None:

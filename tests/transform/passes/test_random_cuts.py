@@ -38,7 +38,7 @@ def check_order(graph_defs, stages):
     graphlib.TopologicalSorter(before).prepare()
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "cuts", [pytest.param(1, marks=pytest.mark.rotates), pytest.param(CUTS, marks=pytest.mark.slow)]
 )

@@ -116,7 +116,7 @@ def layers_of_tf_keras() -> list[Any]:
     return [*embedding.weights, *lstm.weights]
 
 
-@pytest.mark.rotates(days=10)
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "build",
     [
