@@ -2,6 +2,7 @@
 
 import gc
 from contextlib import contextmanager
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ import parallax.keras
 from parallax.base.errors import GraphError, SessionError
 from parallax.functions import loop as loops
 from parallax.functions.mirrors import Mirrors
+from parallax.functions.tracing.open_reads import record_open_reads
 from parallax.keras import intercept_fit
 from parallax.keras.intercept_fit import install
 from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job
@@ -212,6 +214,13 @@ def test_a_step_that_reads_an_open_length_without_an_error_is_traced_with_the_le
         return total
 
     assert [float(step(X[:, None])) for _ in range(2)] == [2.0 * X.mean(), 3.0 * X.mean()]
+
+
+def test_a_script_beside_a_package_is_no_part_of_it(monkeypatch):
+    monkeypatch.setitem(globals(), "__file__", f"{Path(parallax.__file__).parent}_scripts/train.py")
+    with record_open_reads() as reads:
+        assert tf.TensorShape([None])[0] is None
+    assert len(reads) == 1
 
 
 def test_a_step_whose_packages_alone_read_open_lengths_is_traced_once(opened):

@@ -5,6 +5,7 @@ TensorFlow's own trace of a step has numbers there. Installed packages read shap
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -17,9 +18,10 @@ import tensorflow as tf
 from tensorflow.python.autograph.impl import api
 
 _READS = ("__getitem__", "__iter__", "as_list", "is_fully_defined", "num_elements")
-_LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
 _AUTOGRAPH = str(Path(api.__file__).parent)
 _PROJECT = str(Path(__file__).parents[2])
+_FOLDERS = (_PROJECT, *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+_PACKAGES = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
 
 
 @contextmanager
@@ -58,4 +60,4 @@ def _find_script(frame: FrameType) -> str:
     while frame.f_code.co_filename.startswith(_AUTOGRAPH) and frame.f_back is not None:
         frame = frame.f_back
     file = str(frame.f_globals.get("__file__") or frame.f_code.co_filename)
-    return "" if file.startswith((*_LIBRARIES, _PROJECT)) else file
+    return "" if file.startswith(_PACKAGES) else file

@@ -131,7 +131,7 @@ def _fill_up_by_numbers(step: StepWalk, node: str) -> list[Fact] | None:
     if example is None or values.axis != 0 or values.part is None or numbers.part != values.part:
         return None
     counted = find_numbers(step, step.view.inputs(node)[4], example)
-    if counted is None or lengths is None or None in lengths[1:2] or lengths[0] not in (Length.of(-1), example.length):
+    if counted is None or not lengths or None in lengths[1:2] or lengths[0] not in (Length.of(-1), example.length):
         return None
     if not (default.is_same or default.is_lengths):
         return None

@@ -221,7 +221,7 @@ class BatchConstants:
         for slot in CUTS[node.op] if length and length % self._length == 0 else ():
             bounds = find_vector(inferred, inferred.inputs(node.name)[slot])
             if bounds is None and axis is not None and length == self._length:
-                self._open_packed(opened, node, slot, axis)
+                self._open_end(opened, node, slot, axis)
             place = int(bounds[axis]) if bounds is not None and axis is not None and len(bounds) > axis else 0
             if bounds is None or axis is None or not place or place % self._length or abs(place) > length:
                 continue
@@ -230,7 +230,7 @@ class BatchConstants:
                 name, tensor = f"{node.name}/{slot}", self._view.inputs(node.name)[slot]
                 node.input[slot] = add_shape(opened, batch, name, bounds, {axis: place // self._length}, tensor)
 
-    def _open_packed(self, opened: GraphDef, node: NodeDef, slot: int, axis: int) -> None:
+    def _open_end(self, opened: GraphDef, node: NodeDef, slot: int, axis: int) -> None:
         """Makes a slice end at the end of the batch, if it did so and other axes end where the graph computes."""
         pack = node_of(self._view.inputs(node.name)[slot])
         entries = self._view.inputs(pack) if self._view.op(pack) == "Pack" else []
