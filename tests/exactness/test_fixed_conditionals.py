@@ -19,16 +19,16 @@ FEEDS = {
 
 
 def by_hand(x: Any, ids: Any, training: Any) -> Any:
-    """A mean that one branch subtracts and stores, a scale and a table that this branch alone reads."""
+    """A mean that one branch subtracts and stores, a scale that it alone reads, and a table beside it."""
     stored = v1.get_variable("stored", [2], tf.float64, trainable=False)
     scale, table = v1.get_variable("scale", [2], tf.float64), v1.get_variable("table", [6, 2], tf.float64)
 
     def normalize() -> Any:
         mean = tf.reduce_mean(x, [0, 1, 2])
         with tf.control_dependencies([stored.assign(0.9 * stored + 0.1 * mean)]):
-            return (x - mean) * scale + tf.gather(table, ids)[:, None, None]
+            return (x - mean) * scale
 
-    return tf.cond(training, normalize, lambda: x - stored)
+    return tf.cond(training, normalize, lambda: x - stored) + 0.1 * tf.gather(table, ids)[:, None, None]
 
 
 def fused(x: Any, ids: Any, training: Any) -> Any:
@@ -63,3 +63,26 @@ def test_normalizations_in_branches_are_of_the_global_batch(
     outcome = tried(build, FEEDS, is_open=False, dtype="float64", control_flow_v2=control_flow_v2, rows=6)
     assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
     assert all("uses statistics" in one for one in outcome.gathers) or normalize is by_hand, outcome.gathers
+
+
+def test_rows_that_a_branch_looks_up_leave_the_batch_fixed() -> None:
+    """Of the branch that is not taken, momentum is applied to the rows of zeros that TensorFlow makes."""
+
+    def build(rows: int | None) -> Any:
+        v1.get_variable_scope().set_use_resource(True)
+        ids, table = v1.placeholder(tf.int64, [rows], name="ids"), v1.get_variable("table", [6, 2], tf.float64)
+        count, training = (
+            v1.get_variable("count", [], tf.float64, trainable=False),
+            v1.placeholder(tf.bool, [], "training"),
+        )
+
+        def look_up() -> Any:
+            with tf.control_dependencies([count.assign_add(1.0)]):
+                return tf.gather(table, ids)
+
+        others = tf.gather(table, 5 - ids)
+        out = others + tf.cond(training, look_up, lambda: 0.5 * others)
+        return v1.train.MomentumOptimizer(0.01, 0.9).minimize(tf.reduce_mean(tf.square(out - 1.0)))
+
+    outcome = tried(build, {name: FEEDS[name] for name in ("ids", "training")}, is_open=False, dtype="float64", rows=7)
+    assert outcome.kind in ("told", "equal") and "looks up rows of 'table'" in "".join(outcome.notes), outcome

@@ -44,6 +44,7 @@ def replace_gradients(
     for old in instead:
         nodes.pop(inferred[old], None)
     _redirect_inputs(nodes, instead, autodiff, inferred)
+    old_gradients = autodiff & _find_of_batch(nodes)
     delivered = {node_of(old) for old in instead} & autodiff & nodes.keys()
     read = {tensor_name(one) for name, node in nodes.items() if name not in autodiff for one in node.input}
     for name in delivered:
@@ -52,7 +53,7 @@ def replace_gradients(
         if count and all(old in instead or old not in read for old in old_outputs):
             any_new = next(instead[old] for old in old_outputs if old in instead)
             _become(nodes[name], [instead.get(old, any_new) for old in old_outputs])
-    changed.node.extend(_find_kept(nodes, autodiff, delivered))
+    changed.node.extend(_find_kept(nodes, old_gradients, delivered))
     return changed
 
 
@@ -97,15 +98,19 @@ def _become(node: NodeDef, new_tensors: Sequence[tf.Tensor]) -> None:
         node.attr[_SHAPES].list.shape.add().CopyFrom(new.shape.as_proto())
 
 
-def _find_kept(nodes: Mapping[str, NodeDef], autodiff: Set[str], delivered: Set[str]) -> list[NodeDef]:
-    """The nodes without those of autodiff that are computed from the batch and on which nothing depends."""
-    needed = {name: [node_of(one) for one in node.input] for name, node in nodes.items()}
+def _find_of_batch(nodes: Mapping[str, NodeDef]) -> set[str]:
+    """The nodes that are computed from the batch."""
     takers: dict[str, list[str]] = {name: [] for name in nodes}
-    for name, others in needed.items():
-        for other in others:
-            takers[other].append(name)
-    of_batch = _reach(takers, [name for name, node in nodes.items() if is_opened(node)])
-    needed_nodes = _reach(needed, (nodes.keys() - (autodiff & of_batch)) | (delivered & nodes.keys()))
+    for name, node in nodes.items():
+        for one in node.input:
+            takers[node_of(one)].append(name)
+    return _reach(takers, [name for name, node in nodes.items() if is_opened(node)])
+
+
+def _find_kept(nodes: Mapping[str, NodeDef], old_gradients: Set[str], delivered: Set[str]) -> list[NodeDef]:
+    """The nodes without those of old gradients on which nothing depends; delivered ones stay under their names."""
+    needed = {name: [node_of(one) for one in node.input] for name, node in nodes.items()}
+    needed_nodes = _reach(needed, (nodes.keys() - old_gradients) | (delivered & nodes.keys()))
     kept_nodes = [node for name, node in nodes.items() if name in needed_nodes]
     for node in kept_nodes:
         places = node.attr["_class"].list.s if "_class" in node.attr else ()

@@ -60,21 +60,19 @@ def _is_lowered(op: Operation) -> bool:
 
 
 def _differentiate_switch(op: Operation, gradients: tuple[Any, ...]) -> tuple[Any, None]:
-    """The gradient of a variable: zero where the branch that is taken does not read it."""
+    """The gradient of a variable: zero where the branch that is taken does not read it.
+
+    Raises:
+        TypeError: it is of rows, and which rows of zeros the script's conditional returns is unknown.
+    """
     handle, predicate = op.inputs
     known = [one if one is not None and one.dtype != tf.resource else None for one in gradients]
     found = next((one for one in known if one is not None), None)
     if found is None:
         return None, None
-    whole = [_zeros_like(found, handle) if one is None else one for one in known]
+    if isinstance(found, tf.IndexedSlices):
+        raise TypeError(f"a branch that writes variables looks up rows of {handle.op.name!r}")
+    zeros = tf.zeros(resource_variable_ops.variable_shape(handle), found.dtype)
+    whole = [zeros if one is None else one for one in known]
     pieces = [control_flow_ops.switch(one, predicate)[side] for side, one in enumerate(whole)]
     return control_flow_ops.merge(pieces)[0], None
-
-
-def _zeros_like(gradient: Any, handle: tf.Tensor) -> Any:
-    """A gradient of zeros: no rows where the other branch's is of rows."""
-    shape = resource_variable_ops.variable_shape(handle)
-    if not isinstance(gradient, tf.IndexedSlices):
-        return tf.zeros(shape, gradient.dtype)
-    none = tf.zeros(tf.concat([[0], shape[1:]], 0), gradient.dtype)
-    return tf.IndexedSlices(none, tf.zeros([0], gradient.indices.dtype), gradient.dense_shape)
