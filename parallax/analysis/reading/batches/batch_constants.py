@@ -265,7 +265,8 @@ class BatchConstants:
             factor = int(number) // self._length if number % self._length == 0 else 0  # the numbers of the examples
         if factor and (batch := self.changes.find_batch(node.name, at=node_of(tensor))):
             self.changes.names.add(f"{node.name}@{slot}")
-            node.input[slot] = add_length(opened, batch, node.name, self._view.dtype(tensor), tensor, factor)
+            dtype = self._view.dtype(tensor)
+            node.input[slot] = add_length(opened, batch, f"{node.name}/{slot}", dtype, tensor, factor)
 
     def _open_measured(self, inferred: GraphView, opened: GraphDef, constant: str) -> None:
         """Computes a constant again from its tensor where the tensor's shape is open or unknown."""
