@@ -85,6 +85,20 @@ MUTANTS = (
         (*MIXED, "-k", "losses"),
     ),
     Mutant(
+        "a loop that begins with the second example visits the second of every worker",
+        "analysis/layouts/loops/example_loops.py",
+        "and self.find_step(head) == 1 and start.value == Length():",
+        "and self.find_step(head) == 1:",
+        ("tests/exactness/test_loops_over_examples.py", "-k", "second"),
+    ),
+    Mutant(
+        "an iteration computes with its example's index among the worker's own",
+        "transform/passes/layouts.py",
+        "return tensor + tf.cast(first, tensor.dtype)",
+        "return tensor + 0 * tf.cast(first, tensor.dtype)",
+        ("tests/exactness/test_loops_over_examples.py", "-k", "weights by the index"),
+    ),
+    Mutant(
         "the maxima of segments are summed",
         "analysis/layouts/rules/reductions.py",
         "    return step.all_outputs(node, Partial(kind))",

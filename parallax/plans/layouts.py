@@ -83,6 +83,24 @@ class LengthValue:
 
 
 @dataclass(frozen=True, slots=True)
+class PerExample:
+    """In a loop over the entries of a sharded axis, a tensor of the iteration's entry; each worker visits its own ones.
+
+    A list of such tensors, one for each iteration, is sharded along axis 0.
+
+    Attributes:
+        part: the sharding of the axis.
+        role: `index` for the entry's index, counted per worker, alone or first in a vector; `count` for another number
+            of iterations, which is no tensor of the entry; `row` for the entry's row of a tensor that is sharded along
+            axis 0, all other rows being zero; `lengths` for a list of equal lengths of batches. A list of such tensors
+            has their layout. Empty for all other tensors.
+    """
+
+    part: ShardedAxis
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Pieces:
     """Pieces concatenated along the first axis, each with its own layout, such as rows of a sparse gradient."""
 
@@ -172,7 +190,7 @@ class Concatenated:
         return total
 
 
-_OfOneTensor = Replicated | Sharded | Partial | LengthValue | Pieces | EmptyList
+_OfOneTensor = Replicated | Sharded | Partial | LengthValue | PerExample | Pieces | EmptyList
 Layout = _OfOneTensor | RowEnds | ExampleNumbers | Distinct | Positions | Concatenated
 
 

@@ -281,7 +281,6 @@ APART: dict[str, Loss] = {
 }
 GATHERING = {
     "put in order": "TopKV2",
-    "a map over the batch": "TensorListFromTensor",
     "halves that are treated alike": "Reshape",
 }
 """Case of APART -> the op that takes tensors of the global batch all the same: no rule follows examples through it."""

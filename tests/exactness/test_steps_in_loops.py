@@ -162,9 +162,9 @@ def fisher_information(model: Model) -> Any:
 
 REDUCED = [
     *(by_adam, clipped, penalized, by_statistics, as_often_as_the_batch_says, by_a_branch, through_a_loop),
-    applied_after_the_loop,
+    *(applied_after_the_loop, fisher_information),
 ]
-GATHERED = [of_rows, of_each_example, of_all_pairs, fisher_information]
+GATHERED = [of_rows, of_each_example, of_all_pairs]
 
 
 @pytest.mark.parametrize("control_flow_v2", [True, False])

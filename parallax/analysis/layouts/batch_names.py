@@ -13,7 +13,16 @@ from dataclasses import replace
 from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length, marked_nodes, sparse_feeds
 from parallax.graph.lengths import Length, split_symbol
 from parallax.graph.view import Edge, GraphView, node_of
-from parallax.plans.layouts import Change, Concatenated, ExampleNumbers, Layout, LayoutRewrites, ScaledMean, Sharded
+from parallax.plans.layouts import (
+    Change,
+    Concatenated,
+    ExampleNumbers,
+    Layout,
+    LayoutRewrites,
+    PerExample,
+    ScaledMean,
+    Sharded,
+)
 from parallax.plans.rewrites import Collect, Push, Rewrites
 from parallax.plans.uneven_batches import UnevenBatch
 
@@ -141,7 +150,9 @@ class _BatchNames:
             return self._of_concatenated(node, layout)
         if isinstance(layout, ExampleNumbers):
             return replace(layout, part=replace(layout.part, batch=self.at(layout.of, layout.part.batch)))
-        return self._of_sharded(node, layout) if isinstance(layout, Sharded) else layout
+        if isinstance(layout, Sharded | PerExample):
+            return replace(layout, part=replace(layout.part, batch=self.at(node, layout.part.batch)))
+        return layout
 
     def _of_concatenated(self, node: str, layout: Concatenated) -> Concatenated:
         return Concatenated(tuple((length, self._of_layout(node, piece)) for length, piece in layout.pieces))

@@ -50,6 +50,7 @@ _JUMPS = """
     Ceil Equal Floor FloorDiv FloorMod Greater GreaterEqual Less LessEqual Mod NotEqual Rint Round Sign TruncateDiv
     """.split()
 """Ops whose results jump where an input changes in its last bit."""
+_LEAVES = ("Exit", "RefExit", "IdentityN")
 _SCALES = ("Cast", "Div", "Identity", "Mul", "Neg", "RealDiv")
 
 
@@ -224,9 +225,10 @@ def _find_fixed_length(fact: Fact, layout: Layout) -> int | None:
 
 
 def _find_loop_lengths(program: VisitedGraph, step: StepWalk, tensor: str) -> Length | tuple[Length, ...] | None:
-    """Lengths that a loop iteration may read from another one; None where they do not follow from batches."""
-    fact, branches = step.facts[tensor], branches_of(program.view)[node_of(tensor)]
-    if not fact.is_lengths or not any(branch.is_loop for branch in branches) or not step.is_of_batches(fact):
+    """Lengths that a loop computes, or passes between iterations; None where they do not follow from batches."""
+    fact, node = step.facts[tensor], node_of(tensor)
+    is_of_loop = program.view.op(node) in _LEAVES or any(one.is_loop for one in branches_of(program.view)[node])
+    if not fact.is_lengths or not is_of_loop or not step.is_of_batches(fact):
         return None
     value = fact.value
     return tuple(one for one in value if one is not None) if isinstance(value, tuple) else value

@@ -18,7 +18,7 @@ from parallax.graph.batches import (
     marked_nodes,
     sparse_feeds,
 )
-from parallax.graph.ops import state_op
+from parallax.graph.ops import LOOKUPS, state_op
 from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, node_of
 
@@ -93,6 +93,12 @@ class VisitedGraph(TrainingGraph):
         outputs = self.view.outputs(node)
         calls = bool(self.functions.of_node(self.view.nodes[node]))
         return calls or any(self.view.dtype(tensor) in NO_ARRAYS for tensor in outputs)
+
+    @property
+    def tables(self) -> Set[str]:
+        """The variables of which an op looks up rows."""
+        lookups = self.view.nodes_of(LOOKUPS)
+        return {variable_of_tensor(self.view, self.variables, self.view.inputs(node)[0]) for node in lookups} - {""}
 
     def writes(self, node: str, part_variables: Set[str]) -> bool:
         """Whether functions that a node calls write variables, or may read those of which each worker has a part."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from parallax.analysis.layouts.loops.loop_frames import LoopVisits, visit_frame
+from parallax.analysis.layouts.loops.per_example import ExamplesInteract, visit_in_loop
 from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, Fact
-from parallax.analysis.layouts.rules.loop_frames import visit_frame
 from parallax.analysis.layouts.rules.op_rules import RULES, TAKEN
 from parallax.analysis.layouts.rules.plain import plain
 from parallax.analysis.layouts.rules.sparse_tensors import visit_sparse_feed
@@ -20,7 +21,7 @@ from parallax.graph.batches import ROWS, WHOLE, batch_tensors, find_report_kind,
 from parallax.graph.control_flow import Unit, branches_of
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.local_statistics import is_local_reduction
-from parallax.graph.ops import ELEMENTWISE, state_op
+from parallax.graph.ops import ELEMENTWISE, LOOKUPS, state_op
 from parallax.graph.view import VARIABLES
 from parallax.plans.layouts import Pieces, RowEnds, Sharded, ShardedAxis
 
@@ -38,7 +39,10 @@ def visit_all(program: VisitedGraph, step: StepWalk, units: Sequence[Unit]) -> N
         if isinstance(unit, str):
             visit(program, step, unit)
         else:
-            visit_frame(step, unit, partial(visit_all, program), partial(_check_complete, program))
+            visits = LoopVisits(
+                partial(visit_all, program), partial(_check_complete, program), partial(_check_in_example_loop, program)
+            )
+            visit_frame(step, unit, visits)
 
 
 def visit(program: VisitedGraph, step: StepWalk, node: str) -> None:
@@ -71,6 +75,8 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
         return step.all_outputs(node, REPLICATED, (), Length.of(program.lengths[node]))
     if op.startswith("Placeholder") or node in program.batches:
         return _visit_source(program, step, node)
+    if step.example_loop is not None:
+        _check_in_example_loop(program, node)
     if op in ("ReadVariableOp",) and variable_of_tensor(view, program.variables, view.inputs(node)[0]):
         is_added_up = variable_of_tensor(view, program.variables, view.inputs(node)[0]) in step.part_variables
         return step.all_outputs(node, COUNTED if is_added_up else REPLICATED)
@@ -90,6 +96,8 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
             if fact.is_lengths:
                 step.require_layout(node, slot, REPLICATED)
         return []
+    if step.example_loop is not None and (found := visit_in_loop(step, step.example_loop, node)) is not None:
+        return found
     if is_local_reduction(view.nodes[node]):
         return _visit_local_reduction(step, node)
     kind = find_report_kind(view.nodes[node])
@@ -106,6 +114,20 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
     if not any(fact.is_lengths for fact in facts) and not step.is_length_invariant(node, facts):
         step.take_global_lengths(node)
     return facts
+
+
+def _check_in_example_loop(program: VisitedGraph, node: str) -> None:
+    """Refuses a node that every iteration of one process must run, or that may communicate."""
+    view, op = program.view, program.view.op(node)
+    is_write = state_op(op, len(view.inputs(node))) is not None and op not in RULES
+    if is_write or program.draws(op) or program.functions.of_node(view.nodes[node]):
+        raise ExamplesInteract(f"{op} {node!r} may not run for the examples of one worker alone")
+    if op not in (*RULES, "Enter", "RefEnter") and (program.differs(op) or program.is_opaque(node)):
+        raise ExamplesInteract(f"{op} {node!r} may return another result in each iteration")
+    if op in (*LOOKUPS, "ReadVariableOp"):
+        variable = variable_of_tensor(view, program.variables, view.inputs(node)[0])
+        if variable and (op in LOOKUPS or variable in program.tables):
+            raise ExamplesInteract(f"{op} {node!r} reads rows of {variable!r}, which may have owners")
 
 
 def _visit_local_reduction(step: StepWalk, node: str) -> list[Fact]:

@@ -23,9 +23,10 @@ from parallax.analysis.reading.batches.batch_degrees import (
 )
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.graph.batches import are_elements, batch_by_node
+from parallax.graph.control_flow import predicate_of
 from parallax.graph.lengths import Length
 from parallax.graph.view import node_of
-from parallax.plans.layouts import DISTINCT, UNEVEN
+from parallax.plans.layouts import DISTINCT, UNEVEN, PerExample
 
 _NOT_YET = -math.inf
 """The degree of a value that depends on another iteration of a loop."""
@@ -138,12 +139,20 @@ class BatchGrowth:
             return 0.0
         if op in AS_MOST:
             return self._find_common(op, inputs)
+        if op in ("Exit", "RefExit") and fact is not None and fact.is_sum and self._has_turn_of_example(inputs[0]):
+            of_terms = self._degree_of(inputs[0])
+            return None if of_terms is None else of_terms + 1.0
         if op in AS_FIRST or op in MEANS or op == "IdentityN" or (op == "Cumsum" and not self._is_along_batch(node)):
             return self._degree_of(inputs[number if op == "IdentityN" else 0])
         known = [self._degree_of(one) for one in inputs]
         if op in PRODUCTS or op in QUOTIENTS or op in ("FloorDiv", "SquaredDifference", "Pow") or op in POWERS:
             return self._find_product(node, known)
         return self._reduce(node, known[0]) if op == "Sum" else self._find_unlisted(node, tensor)
+
+    def _has_turn_of_example(self, leaves: str) -> bool:
+        """Whether a loop, of which a tensor is passed out, has an iteration for each example."""
+        decides = self._facts.get(predicate_of(self._view, node_of(leaves)))
+        return decides is not None and isinstance(decides.layout, PerExample)
 
     def _find_delivered(self, tensor: str) -> _Degree:
         """The degree of a gradient: its loss's, and one less for a per-example gradient."""

@@ -196,7 +196,8 @@ class Walk:
     def _loop(self, frame: str) -> State:
         """Whether a loop runs equally many iterations on all workers, as layouts let it do."""
         layouts, decides = self.facts.layouts, loop_conditions(self.view).get(frame, "")
-        return SAME if layouts is not None and decides in layouts.facts else LOCAL
+        fact = layouts.facts.get(decides) if layouts is not None else None
+        return SAME if fact is not None and fact.is_same else LOCAL
 
     def _predicate(self, tensor: str, copied: State = LOCAL) -> State:
         """The state of a predicate for the ops that read it, or a copy of it.

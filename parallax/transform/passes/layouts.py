@@ -21,6 +21,7 @@ from parallax.plans.layouts import (
     LocalShape,
     OffsetRange,
     Partial,
+    PerExample,
     Replicated,
     RowEnds,
     ScaledMean,
@@ -144,6 +145,9 @@ class _Build:
             )
         if isinstance(after, ExampleNumbers):
             return add_to_numbers(tensor, -self._firsts[after.of], self._columns[after.of])
+        if isinstance(before, PerExample):  # an entry's index, counted per worker
+            first = self._offset(before.part.batch) * (before.part.factor.number or 1)
+            return tensor + tf.cast(first, tensor.dtype)
         if not isinstance(before, Replicated):
             tensor = self._replicate(tensor, before)
         if isinstance(after, Sharded):

@@ -9,6 +9,8 @@ from parallax.graph.lengths import Length
 from parallax.graph.view import GraphView, node_of
 from parallax.plans.layouts import Layout, Sharded
 
+INSIDE = "loop "
+"""Prefix of symbols of a loop's lengths; no op's name contains a blank."""
 _COPIES = ("Identity", "Reshape", "Cast", "BroadcastTo", "Tile", "ExpandDims", "Snapshot", "Switch", "Enter")
 
 
@@ -17,6 +19,32 @@ def choose_branch(step: StepWalk, node: str) -> list[Fact] | None:
     fact = step.inputs(node)[0]
     step.require_layout(node, 1, REPLICATED)
     return [fact, fact]
+
+
+def exit_loop(step: StepWalk, node: str) -> list[Fact] | None:
+    """Exit: the loop variable after the last iteration."""
+    return [see_outside(step, f"{node}:0", step.inputs(node)[0])]
+
+
+def find_condition(step: StepWalk, node: str) -> list[Fact] | None:
+    """LoopCond: all workers run equally many iterations."""
+    step.require_layout(node, 0, REPLICATED)
+    return step.all_outputs(node, REPLICATED)
+
+
+def see_outside(step: StepWalk, tensor: str, fact: Fact) -> Fact:
+    """The facts of a tensor that an iteration passes on: lengths that it has computed may differ in the next one."""
+    is_open = any(one is not None and _is_of_turn(step, one) for one in fact.values() or ())
+    dims = fact.dims
+    if dims is not None:
+        names = [Length.of(f"{step.prefix}{tensor}[{axis}]") for axis in range(len(dims))]
+        dims = tuple(new if _is_of_turn(step, one) else one for one, new in zip(dims, names, strict=True))
+    return Fact(fact.layout, dims, None if is_open else fact.value)
+
+
+def _is_of_turn(step: StepWalk, length: Length) -> bool:
+    """Whether an iteration has computed a length; also one of the loop whose gradient this loop is."""
+    return any(length.has_symbol_of(inside) for inside in (INSIDE, f"{step.prefix}{INSIDE}"))
 
 
 def join_branches(step: StepWalk, node: str) -> list[Fact] | None:

@@ -30,7 +30,7 @@ def elementwise(step: StepWalk, node: str) -> list[Fact] | None:
     op, facts = step.view.op(node), step.inputs(node)
     is_copy = op in COPIES or (op == "Cast" and isinstance(facts[0].layout, RowEnds))
     if is_copy and facts[0].layout not in (REPLICATED, LENGTHS):
-        return step.all_outputs(node, facts[0].layout, facts[0].dims)
+        return step.all_outputs(node, facts[0].layout, facts[0].dims, facts[0].value)
     facts = step.read_lengths_alike(node)
     if all(f.is_same or f.is_lengths for f in facts):
         layout = REPLICATED if all(f.is_same for f in facts) else LENGTHS
@@ -119,10 +119,10 @@ def _follow_shards(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] |
 
 def align(step: StepWalk, node: str, slot: int, fact: Fact, axis: int, part: ShardedAxis) -> Fact:
     """Makes an input sharded along an axis, if it has that axis and is not broadcast along it."""
-    if axis < 0 or fact.rank is None or axis >= fact.rank:
-        return fact if fact.is_same else step.require_layout(node, slot, REPLICATED)
     if fact.axis == axis and fact.part is not None and (fact.part.batch, fact.part.blocks) == (part.batch, part.blocks):
         return fact  # factors of unknown equality are equal, or the program is faulty
+    if axis < 0 or fact.rank is None or axis >= fact.rank:
+        return fact if fact.is_same else step.require_layout(node, slot, REPLICATED)
     length = fact.dims[axis] if fact.dims is not None else None
     if length == ONE:
         return fact if fact.is_same else step.require_layout(node, slot, REPLICATED)

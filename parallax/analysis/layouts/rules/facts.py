@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from parallax.graph.lengths import Length
-from parallax.plans.layouts import EmptyList, Layout, LengthValue, Partial, Replicated, Sharded, ShardedAxis
+from parallax.plans.layouts import EmptyList, Layout, LengthValue, Partial, PerExample, Replicated, Sharded, ShardedAxis
 
 REPLICATED, LENGTHS, SUM, COUNTED = Replicated(), LengthValue(), Partial("sum"), Partial("sum", is_counted=True)
 BLANK = EmptyList()
@@ -82,6 +83,27 @@ class Fact:
             return None
         scalars = [one.number for one in values if one is not None]
         return [n for n in scalars if n is not None] if len(scalars) == len(values) and None not in scalars else None
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleLoop:
+    """A loop over the entries of a sharded axis, in which each worker iterates over its own entries.
+
+    Attributes:
+        part: the sharding of the axis.
+        counters: head -> the number of iterations that it has.
+        ends: head -> a counter's value after the last iteration, in the program of one process.
+        sums: the heads of sums of the entries' terms.
+        additions: the nodes that add the terms, and the ends of branches in which they, or nothing, are.
+        lists: the heads of lists.
+    """
+
+    part: ShardedAxis
+    counters: Mapping[str, PerExample]
+    ends: Mapping[str, Length]
+    sums: Set[str]
+    additions: Set[str]
+    lists: Set[str]
 
 
 def shift_axis(layout: Layout, by: int) -> Layout:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from parallax.analysis.layouts.rules.branches import are_zeros
 from parallax.analysis.layouts.rules.elementwise import elementwise
 from parallax.analysis.layouts.rules.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value, shift_axis
+from parallax.analysis.layouts.rules.indexed_ops import find_numbers
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.lengths import Length
-from parallax.plans.layouts import Partial, Sharded
+from parallax.plans.layouts import Partial, PerExample, Sharded, ShardedAxis
 
 _OPTIONAL = Length.of("one or none")
 """The number of tensors in an optional."""
@@ -18,13 +19,16 @@ _OPTIONAL = Length.of("one or none")
 def make_list(step: StepWalk, node: str) -> list[Fact] | None:
     """EmptyTensorList and TensorListReserve; unset elements have per-worker shapes."""
     shape, count = step.inputs(node)
+    declared = shape.numbers() or []
+    lengths = tuple(map(Length.of, declared)) if min(declared, default=-1) >= 0 else ()
+    if (of_examples := _find_count(step, node)) is not None:
+        step.keep_local(node)
+        return [Fact(Sharded(0, of_examples), (of_examples.length, *lengths) if lengths else None)]
     step.require_layout(node, 1, REPLICATED)
     step.keep_local(node, [0])
     for axis, length in enumerate(shape.values() or ()):
         if shape.is_lengths and (part := step.part_of(length)) is not None:
             return [Fact(Sharded(axis + 1, part))]
-    declared = shape.numbers() or []
-    lengths = tuple(map(Length.of, declared)) if min(declared, default=-1) >= 0 else ()
     if step.view.op(node) == "TensorListReserve" and isinstance(count.value, Length):
         return [Fact(BLANK, (count.value, *lengths))]
     return [Fact(BLANK, (Length.of(f"{step.prefix}{node}[0]"), *lengths) if lengths else None)]
@@ -33,14 +37,22 @@ def make_list(step: StepWalk, node: str) -> list[Fact] | None:
 def list_from_tensor(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListFromTensor: the slices along the first axis."""
     fact = step.inputs(node)[0]
-    return None if fact.axis == 0 else [Fact(fact.layout, fact.dims)]
+    numbers = find_numbers(step, step.view.inputs(node)[0], fact.part) if fact.part is not None else None
+    if fact.part is not None and fact.rank == 1 and numbers is not None and not numbers.times:
+        step.require_layout(node, 0, numbers)
+        return [Fact(PerExample(fact.part, "index"), fact.dims)]
+    return [Fact(fact.layout, fact.dims)]
 
 
 def stack_list(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListStack, and TensorListGather of some tensors of a list."""
     fact = step.inputs(node)[0]
-    if fact.layout == BLANK or _is_fixed(step, node, fact):
+    if fact.layout == BLANK or isinstance(fact.layout, PerExample) or _is_fixed(step, node, fact):
         return None
+    if fact.part is not None and fact.axis == 0:
+        is_gather = step.view.op(node) == "TensorListGather"
+        if is_gather or step.may_stack_none(fact.part, f"{node}:0"):
+            return None
     if step.view.op(node) == "TensorListGather":
         step.require_layout(node, 1, REPLICATED)
         step.keep_local(node, [2])
@@ -66,7 +78,7 @@ def set_item(step: StepWalk, node: str) -> list[Fact] | None:
 def pop_back(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListPopBack: the list, and its last tensor."""
     fact = step.inputs(node)[0]
-    if _is_fixed(step, node, fact):
+    if is_of_examples(fact) or _is_fixed(step, node, fact):
         return None
     step.keep_local(node, [1])
     return [fact, _take_item(step, f"{node}:1", fact)]
@@ -74,11 +86,12 @@ def pop_back(step: StepWalk, node: str) -> list[Fact] | None:
 
 def get_item(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListGetItem."""
-    if _is_fixed(step, node, step.inputs(node)[0]):
+    fact = step.inputs(node)[0]
+    if is_of_examples(fact) or _is_fixed(step, node, fact):
         return None
     step.require_layout(node, 1, REPLICATED)
     step.keep_local(node, [2])
-    return [_take_item(step, f"{node}:0", step.inputs(node)[0])]
+    return [_take_item(step, f"{node}:0", fact)]
 
 
 def make_optional(step: StepWalk, node: str) -> list[Fact] | None:
@@ -98,6 +111,8 @@ def get_value(step: StepWalk, node: str) -> list[Fact] | None:
 def measure_list(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListLength."""
     fact = step.inputs(node)[0]
+    if isinstance(fact.layout, Sharded | PerExample) and is_of_examples(fact):
+        return [Fact(LENGTHS, (), fact.layout.part.length)]
     return [Fact(REPLICATED, (), fact.dims[0] if fact.dims else None)]
 
 
@@ -105,13 +120,15 @@ def shape_of_items(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListElementShape: per-worker, where the tensors are sharded."""
     fact = step.inputs(node)[0]
     value: Value | None = fact.dims[1:] if fact.dims else None
-    return step.all_outputs(node, REPLICATED if fact.is_same else LENGTHS, None, value)
+    return step.all_outputs(node, REPLICATED if fact.is_same or is_of_examples(fact) else LENGTHS, None, value)
 
 
 def resize(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListResize to a replicated number of tensors."""
-    step.require_layout(node, 1, REPLICATED)
     fact = step.inputs(node)[0]
+    if is_of_examples(fact):
+        return None
+    step.require_layout(node, 1, REPLICATED)
     return [Fact(fact.layout, _open_dims(step, node, fact.dims), fact.value)]
 
 
@@ -142,6 +159,8 @@ def _append_tensor(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
     """A list with one more tensor."""
     facts = step.inputs(node)
     whole, item = facts[0], facts[slot]
+    if is_of_examples(whole):
+        return None
     number = Length.of(f"{step.prefix}{node}[0]")
     is_set = step.view.op(node) == "TensorListSetItem"
     if whole.dims and is_set and not step.view.flag(node, "resize_if_index_out_of_bounds"):
@@ -165,10 +184,23 @@ def _append_tensor(step: StepWalk, node: str, slot: int) -> list[Fact] | None:
     return None
 
 
+def is_of_examples(fact: Fact) -> bool:
+    """Whether a list has a tensor for each example of a worker."""
+    return fact.axis == 0 or isinstance(fact.layout, PerExample)
+
+
+def _find_count(step: StepWalk, node: str) -> ShardedAxis | None:
+    """The sharded axis of which a list has a tensor for each of a worker's entries."""
+    shape, count = step.inputs(node)
+    if step.view.op(node) != "TensorListReserve" or shape.is_lengths or not count.is_lengths:
+        return None
+    return step.part_of(count.value) if isinstance(count.value, Length) else None
+
+
 def _is_fixed(step: StepWalk, node: str, fact: Fact) -> bool:
     """Whether the shape that an op passes for a sharded list's tensors has the length of one process as a constant."""
     shape = step.inputs(node)[-1].values()
-    if fact.axis is None or shape is None or len(shape) < fact.axis:
+    if not fact.axis or shape is None or len(shape) < fact.axis:
         return False
     length = shape[fact.axis - 1]
     return length is not None and (length.number or 0) > 0

@@ -12,7 +12,6 @@ from parallax.analysis.layouts.rules import (
     indexed_ops,
     lists,
     lookups,
-    loop_frames,
     matrix_products,
     plain,
     ragged,
@@ -216,8 +215,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Switch", "RefSwitch"), branches.choose_branch),
     **dict.fromkeys(("Merge", "RefMerge"), branches.join_branches),
     **dict.fromkeys(("IdentityN", "NextIteration", "RefNextIteration"), plain.pass_each),
-    **dict.fromkeys(("Exit", "RefExit"), loop_frames.exit_loop),
-    "LoopCond": loop_frames.find_condition,
+    **dict.fromkeys(("Exit", "RefExit"), branches.exit_loop),
+    "LoopCond": branches.find_condition,
     **dict.fromkeys(
         ("StackV2", "TensorArrayV3", "TensorArrayGradV3", "TensorArrayGradWithShape"),
         stacks.make_store,

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from parallax.analysis.layouts.rules.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value
+from parallax.analysis.layouts.rules.facts import BLANK, LENGTHS, REPLICATED, Dims, ExampleLoop, Fact, Value
+from parallax.graph.batches import fixed_length
 from parallax.graph.lengths import Length, split_symbol
 from parallax.graph.view import Edge, GraphView, node_of, split_tensor
 from parallax.plans.layouts import (
@@ -72,6 +73,8 @@ class StepWalk:
         is_script: whether each worker's script feeds its batches.
         stored: stack or TensorArray -> the fact of its elements.
         stored_before: the same, at the end of a loop's last iteration.
+        arrays: array -> the sharded axis of which it has an element for each of a worker's entries.
+        example_loop: the loop over examples of which this is an iteration.
         added_once: tensors computed from applied gradients -> the edges by which metrics add them.
     """
 
@@ -105,6 +108,8 @@ class StepWalk:
     is_script: bool = False
     stored: dict[str, Fact] = field(default_factory=dict)
     stored_before: Mapping[str, Fact] = field(default_factory=dict)
+    arrays: dict[str, ShardedAxis] = field(default_factory=dict)
+    example_loop: ExampleLoop | None = None
     added_once: defaultdict[str, list[Edge]] = field(default_factory=lambda: defaultdict(list))
 
     @cached_property
@@ -296,6 +301,12 @@ class StepWalk:
             or self.filled
             or self.squeezed
         )
+
+    def may_stack_none(self, part: ShardedAxis, tensor: str) -> bool:
+        """Whether a script may feed no examples to a worker, which cannot stack tensors of unknown shape then."""
+        shape = self.view.shape(tensor)
+        is_known = shape is not None and None not in shape[1:]
+        return self.is_script and not is_known and not fixed_length(self.view.nodes[node_of(part.batch)])
 
     def is_list(self, tensor: str) -> bool:
         """Whether a tensor is a list of tensors."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from parallax.graph.batches import has_loops, is_opened, mark_batch_of_script, sparse_feeds
+from parallax.graph.control_flow import branches_of, loop_conditions
 from parallax.graph.view import GraphView, node_of
 
 SOURCES = (
@@ -17,6 +18,7 @@ SOURCES = (
 )
 DEFAULTS = ("PlaceholderWithDefault",)
 _COPIES, _ASSIGNS = ("Identity", "Cast", "EnsureShape"), ("Assign", "AssignVariableOp")
+_READS, _BOOL = ("TensorArrayReadV3",), 10  # types.proto
 _JOINS = ("Concat", "ConcatV2")
 _LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
 _FLOWS = ("TensorArrayWriteV3", "TensorArrayScatterV3", "TensorArraySplitV3")
@@ -82,7 +84,8 @@ def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[lis
     """The sources that ops combine, in groups.
 
     Paths through results of known shape count only for integers, such as lengths, and for tensors that represent a list
-    of tensors. Gradient rows of several lookups are concatenated whatever their lengths.
+    of tensors. A loop combines the arrays from which its iterations read with their number. Gradient rows of several
+    lookups are concatenated whatever their lengths.
     """
     root = {node: node for node in sources}
 
@@ -95,7 +98,8 @@ def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[lis
     while len(of_tensor) > known and sources:  # an iteration reads the results of the preceding one
         known = len(of_tensor)
         for node in view.topological_order():
-            sources_before = [node] if node in begun else [of_tensor[t] for t in view.inputs(node) if t in of_tensor]
+            tensors = [*view.inputs(node), *(_find_limits(view, node) if view.op(node) in _READS else ())]
+            sources_before = [node] if node in begun else [of_tensor[t] for t in tensors if t in of_tensor]
             is_of_rows = node in autodiff and view.op(node) in _JOINS
             for other in [] if is_of_rows else sources_before[1:]:
                 root[find(other)] = find(sources_before[0])
@@ -108,6 +112,18 @@ def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[lis
     for node in sources:
         groups.setdefault(find(node), []).append(node)
     return list(groups.values())
+
+
+def _find_limits(view: GraphView, node: str) -> list[str]:
+    """The tensors that are compared to decide whether a node's loop runs another iteration."""
+    loops = [one.predicate for one in branches_of(view)[node] if one.is_loop]
+    waiting = [loop_conditions(view)[loop] for loop in loops[-1:] if loop in loop_conditions(view)]
+    limits = list[str]()
+    while waiting:
+        inputs = view.inputs(node_of(waiting.pop()))
+        waiting += [one for one in inputs if view.dtype(one) == _BOOL]
+        limits += [one for one in inputs if view.dtype(one) != _BOOL]
+    return limits
 
 
 def leads_on(view: GraphView, tensor: str) -> bool:

@@ -11,84 +11,127 @@ too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from parallax.analysis.layouts.rules.branches import are_zeros, join_turns
-from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.loops.example_loops import Walk, find_example_loop
+from parallax.analysis.layouts.loops.per_example import visit_inner_loop
+from parallax.analysis.layouts.rules.branches import INSIDE, are_zeros, join_turns, see_outside
+from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, ExampleLoop, Fact
 from parallax.analysis.layouts.rules.stacks import record_elements
 from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk, is_partial
 from parallax.base.errors import GraphError
-from parallax.graph.control_flow import LoopFrame, Unit
-from parallax.graph.lengths import Length
+from parallax.graph.control_flow import SWITCHES, LoopFrame
 from parallax.graph.tensor_stores import store_of
 from parallax.graph.view import NEXT_ITERATIONS, node_of
-from parallax.plans.layouts import Distinct, ExampleNumbers, Layout, Partial, Pieces, Positions, Sharded
+from parallax.plans.layouts import (
+    Distinct,
+    ExampleNumbers,
+    Layout,
+    LengthValue,
+    Partial,
+    PerExample,
+    Pieces,
+    Positions,
+    Sharded,
+)
 
 _MOST_ROUNDS = 8
-_INSIDE = "loop "
-"""Prefix of symbols of a loop's lengths; no op's name contains a blank."""
 _EXITS = ("Exit", "RefExit")
 _PASSES = ("Merge", "Switch", "Enter", *NEXT_ITERATIONS, *_EXITS)
 _PUTS = ("StackPushV2", "TensorArrayWriteV3", "TensorArrayScatterV3", "TensorArraySplitV3")
 _TAKES = ("StackPopV2", "TensorArrayReadV3", "TensorArrayGatherV3", "TensorArrayConcatV3")
 
-Walk = Callable[[StepWalk, tuple[Unit, ...]], None]
+
+@dataclass(frozen=True, slots=True)
+class LoopVisits:
+    """How the nodes of a loop are visited.
+
+    Attributes:
+        walk: visits the units of a loop.
+        check_whole: refuses a node that would not return equal values on all workers from replicated inputs.
+        check_in_loop: refuses a node that may not be in a loop over examples.
+    """
+
+    walk: Walk
+    check_whole: Callable[[StepWalk, str], None]
+    check_in_loop: Callable[[str], None]
 
 
-def exit_loop(step: StepWalk, node: str) -> list[Fact] | None:
-    """Exit: the loop variable after the last iteration."""
-    return [_see_outside(step, f"{node}:0", step.inputs(node)[0])]
-
-
-def find_condition(step: StepWalk, node: str) -> list[Fact] | None:
-    """LoopCond: all workers run equally many iterations."""
-    step.require_layout(node, 0, REPLICATED)
-    return step.all_outputs(node, REPLICATED)
-
-
-def visit_frame(step: StepWalk, frame: LoopFrame, walk: Walk, check_whole: Callable[[StepWalk, str], None]) -> None:
+def visit_frame(step: StepWalk, frame: LoopFrame, visits: LoopVisits) -> None:
     """Assigns layouts to all tensors of a loop.
 
     Args:
         step: the traversal.
         frame: the loop.
-        walk: visits the units of a loop.
-        check_whole: refuses a node that would not return equal values on all workers from replicated inputs.
+        visits: visit and check its nodes.
     """
     for enter in frame.enters:
         step.replicate_layouts(enter, Distinct, Positions)
-    brought = set[str]()
+    if step.example_loop is not None and visit_inner_loop(step, step.example_loop, frame, visits.check_in_loop):
+        return
     if frame.nodes.isdisjoint(step.gathered):
-        while (inner := _settle(step, frame, walk, brought)) is not None:
-            more = _find_brought(step, frame, inner)
-            if more == set():
-                return _adopt(step, frame, inner, brought)
-            if more is None or more <= brought:
-                break
-            brought |= more
-    whole = _settle(replace(step, grown={}), frame, walk, frame.enters)
-    _require_replicated(step, frame, whole, check_whole)
+        loop = find_example_loop(step, frame, visits.walk)
+        if loop is not None and _visit_iterations(step, frame, visits.walk, loop):
+            return
+        if _visit_iterations(step, frame, visits.walk):
+            return
+    whole = _settle(replace(step, grown={}), frame, visits.walk, frame.enters)
+    _require_replicated(step, frame, whole, visits.check_whole)
 
 
-def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]) -> StepWalk | None:
+def _visit_iterations(step: StepWalk, frame: LoopFrame, walk: Walk, loop: ExampleLoop | None = None) -> bool:
+    """Assigns the layouts with which every iteration begins; returns whether there are such."""
+    brought = set[str]() if loop is None else _find_incomplete_entries(step, frame, loop)
+    while (inner := _settle(step, frame, walk, brought, loop)) is not None:
+        more = _find_brought(step, frame, inner)
+        if more == set():
+            _adopt(step, frame, inner, brought)
+            return True
+        if more is None or more <= brought or loop is not None:
+            return False
+        brought |= more
+    return False
+
+
+def _find_incomplete_entries(step: StepWalk, frame: LoopFrame, loop: ExampleLoop) -> set[str]:
+    """The entries that iterations of unequal number cannot complete: partial tensors, and values made of lengths."""
+    begun = {node_of(tensor) for head in (*loop.sums, *loop.counters) for tensor in step.view.inputs(head)}
+    starts = {enter: step.facts[step.view.inputs(enter)[0]] for enter in frame.enters if enter not in begun}
+    return {
+        enter
+        for enter, fact in starts.items()
+        if is_partial(fact) or (fact.is_lengths and not step.is_of_batches(fact))
+    }
+
+
+def _settle(
+    step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str], loop: ExampleLoop | None = None
+) -> StepWalk | None:
     """A traversal of an iteration that returns the layouts with which it began; None where there is none."""
     view = step.view
     starts = {enter: step.facts[view.inputs(enter)[0]] for enter in frame.enters}
     starts |= {enter: replace(starts[enter], layout=REPLICATED) for enter in brought}
     begins = {head: _find_begin(step, head, starts) for head in frame.heads}
     facts = {head: starts[begins[head][0]] for head in frame.heads}
-    grown = {head: replace(fact, layout=Pieces()) for head, fact in facts.items() if f"{head}:0" in step.grown}
-    facts |= grown
+    fixed = {head: replace(fact, layout=Pieces()) for head, fact in facts.items() if f"{head}:0" in step.grown}
+    if loop is not None:
+        fixed |= {
+            head: facts[head] if facts[head].axis == 0 else replace(facts[head], layout=SUM) for head in loop.sums
+        }
+        fixed |= {head: Fact(layout, ()) for head, layout in loop.counters.items()}
+    facts |= fixed
     stored: Mapping[str, Fact] = {}
     for _ in range(_MOST_ROUNDS):
         inner = replace(
             StepWalk(view, step.batches, step.part_variables, step.completed, grown=step.grown),
             fed_scalars=step.fed_scalars,
             fed_lengths=step.fed_lengths,
-            prefix=f"{step.prefix}{_INSIDE}{frame.name}/",
+            prefix=f"{step.prefix}{INSIDE}{frame.name}/",
             gathered=set(step.gathered),
             stored=dict(step.stored),
             stored_before=stored,
+            arrays=dict(step.arrays),
+            example_loop=loop,
         )
         for enter, fact in starts.items():
             inner.facts[f"{enter}:0"] = fact
@@ -101,8 +144,8 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]
         joined_by_head = {}
         for head, fact in facts.items():
             enter, next_turn, is_nothing = begins[head]
-            next_fact = _see_outside(step, f"{head}:0", inner.facts[next_turn])
-            joined = grown.get(head) or join_turns(step, f"{head}:0", fact, next_fact, is_nothing)
+            next_fact = see_outside(step, f"{head}:0", inner.facts[next_turn])
+            joined = fixed.get(head) or join_turns(step, f"{head}:0", fact, next_fact, is_nothing)
             if joined is not None and is_partial(joined) and f"{head}:0" in step.completed:
                 joined = replace(joined, layout=REPLICATED)
             joined_by_head[head] = joined
@@ -110,12 +153,22 @@ def _settle(step: StepWalk, frame: LoopFrame, walk: Walk, brought: Iterable[str]
             inner.gathered -= step.gathered
             for head, fact in facts.items():
                 _convert_result(inner, node_of(begins[head][1]), fact.layout)
+            if loop is not None:
+                _leave_example_loop(inner, loop)
             return inner
         joined_facts = {head: fact for head, fact in joined_by_head.items() if fact is not None}
         if len(joined_facts) < len(joined_by_head):
             return None
         facts, stored = joined_facts, inner.stored
     return None
+
+
+def _leave_example_loop(inner: StepWalk, loop: ExampleLoop) -> None:
+    """Sets the values of counters after the last iteration."""
+    for head, value in loop.ends.items():
+        for edge in inner.view.consumers(f"{head}:0"):
+            if inner.view.op(edge.node) in SWITCHES and edge.slot == 0:
+                inner.facts[f"{edge.node}:0"] = inner.fact(f"{edge.node}:0", LENGTHS, (), value)
 
 
 def _convert_result(inner: StepWalk, next_turn: str, layout: Layout) -> None:
@@ -139,27 +192,21 @@ def _find_begin(step: StepWalk, head: str, starts: Mapping[str, Fact]) -> tuple[
     return enters[0], turns[0], starts[enters[0]].is_same and are_zeros(view, view.inputs(enters[0])[0])
 
 
-def _see_outside(step: StepWalk, tensor: str, fact: Fact) -> Fact:
-    """The facts of a tensor that an iteration passes on: lengths that it has computed may differ in the next one."""
-    is_open = any(one is not None and _is_of_turn(step, one) for one in fact.values() or ())
-    dims = fact.dims
-    if dims is not None:
-        names = [Length.of(f"{step.prefix}{tensor}[{axis}]") for axis in range(len(dims))]
-        dims = tuple(new if _is_of_turn(step, one) else one for one, new in zip(dims, names, strict=True))
-    return Fact(fact.layout, dims, None if is_open else fact.value)
-
-
-def _is_of_turn(step: StepWalk, length: Length) -> bool:
-    """Whether an iteration has computed a length; also one of the loop whose gradient this loop is."""
-    return any(length.has_symbol_of(inside) for inside in (_INSIDE, f"{step.prefix}{_INSIDE}"))
-
-
 def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> set[str] | None:
     """The entries that must be replicated; None where that does not help."""
+    if inner.example_loop is not None:
+        return _find_completions(inner, set()) if _communicates_nothing(inner) else None
     if not all(_are_alike(inner, *inner.grown[f"{head}:0"]) for head in frame.heads if f"{head}:0" in inner.grown):
         return None
     completed = _find_completions(inner, {f"{enter}:0" for enter in frame.enters}, _find_left(step, frame, inner))
     return None if completed is None else {node_of(tensor) for tensor in completed}
+
+
+def _communicates_nothing(inner: StepWalk) -> bool:
+    """Whether iterations change the layouts of lengths and of indices alone, so that workers may run unequally many."""
+    tensors = {tensor for (tensor, _), edges in inner.changes.items() if edges}
+    layouts = [inner.facts[tensor].layout for tensor in tensors]
+    return tensors.isdisjoint(inner.reduced) and all(isinstance(one, LengthValue | PerExample) for one in layouts)
 
 
 def _are_alike(inner: StepWalk, rows: str, numbers: str) -> bool:
@@ -188,7 +235,7 @@ def _adopt(step: StepWalk, frame: LoopFrame, inner: StepWalk, brought: Set[str])
     for enter in frame.enters:
         start = step.facts[view.inputs(enter)[0]]
         layout: Layout = inner.facts[f"{enter}:0"].layout
-        if enter in begun and isinstance(inner.facts[f"{begun[enter]}:0"].layout, Pieces):
+        if enter in begun and isinstance(inner.facts[f"{begun[enter]}:0"].layout, Pieces | PerExample):
             continue
         if enter in begun:
             fact = inner.facts[f"{begun[enter]}:0"]
@@ -278,6 +325,8 @@ def _is_own(inner: StepWalk, tensor: str, after: Layout) -> bool:
     before = inner.facts[tensor].layout
     if isinstance(after, ExampleNumbers):
         return after.part.is_even
+    if isinstance(before, PerExample):
+        return True
     if before == LENGTHS and after == REPLICATED:
         return _is_computable(inner, tensor)
     return before in (REPLICATED, SUM) and after == COUNTED
