@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import parallax
 import parallax.keras
@@ -200,6 +201,9 @@ READS = [
     lambda x: x.shape.as_list()[0] == 4,
     lambda x: x.get_shape().num_elements() == 4,
     lambda x: x.shape.is_fully_defined(),
+    lambda x: x.shape.dims[0] == 4,
+    lambda x: tf.get_static_value(tf.shape(x)) is not None,
+    lambda x: tf_keras.backend.int_shape(x)[0] == 4,
 ]
 
 
