@@ -81,6 +81,9 @@ LOSSES = (
     "tf.cond(tf.reduce_sum(y) > 0.0, lambda: tf.reduce_mean(per_row), lambda: tf.reduce_max(per_row))",
     "tf.while_loop(lambda t, total: t < 2, lambda t, total: (t + 1, total + tf.reduce_mean("
     "tf.boolean_mask(per_row, tf.logical_or({i} > 2, tf.range(n) < 1)))), [0, tf.constant(0.0, F)])[1]",
+    "tf.while_loop(lambda t, total: t < n, lambda t, total: (t + 1, total + per_row[t] * tf.reduce_max("
+    "tf.abs({h}[t]))), [0, tf.constant(0.0, F)])[1] / tf.cast(n, F)",
+    "tf.reduce_max(tf.abs(tf.foldl(lambda total, row: total + tf.tanh(row), {h}, tf.zeros([4], F))))",
     "tf.reduce_mean(tf.gather({table}, tf.unique({i} % {size})[0]))",
     "tf.exp(tf.reduce_mean(tf.math.log(per_row + 1.0)))",
     "tf.linalg.trace(tf.linalg.matmul({h}, {h}, transpose_a=True)) / tf.cast(n, F)",

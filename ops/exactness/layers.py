@@ -117,6 +117,8 @@ left, right = tf.dynamic_partition({h}, of_{at}, 2)
             f"{name} = {h} * {at}",
             f"{name} = tf.vectorized_map(lambda row: tf.tanh(row) * tf.reduce_sum(row), {h})",
             f"{name} = tf.map_fn(lambda pair: pair[0] * tf.cast(pair[1], F), ({h}, {ids}), fn_output_signature=F)",
+            f"{name} = tf.map_fn(lambda k: tf.tanh({h}[k]) + tf.cast({ids}[k], F), tf.range(n), fn_output_signature=F)",
+            f"{name} = tf.map_fn(lambda row: tf.cond(row[0] > 0.0, lambda: tf.tanh(row), lambda: row * 0.5), {h})",
             f"{name} = tf.concat([tf.math.top_k({h}, 2)[0], tf.sort({h}, 1)[:, :2]], 1)",
             f"{name} = tf.gather({h}, tf.argsort({h}, 1)[:, ::-1], batch_dims=1)",
             f"_, {name} = tf.while_loop(lambda t, kept: t < {columns}, lambda t, kept: (t + 1, tf.where("
