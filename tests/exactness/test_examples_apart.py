@@ -219,3 +219,30 @@ def test_a_recurrence_over_parts_of_examples_gathers_nothing() -> None:
 
     found = tried(build, {"ids": lambda rng, rows: rng.randint(0, 11, [rows, 4, 3])})
     assert (found.kind, found.message, found.gathers) == ("equal", "", ())
+
+
+OF_SEQUENCES: dict[str, Callable[[Any, Any], Any]] = {
+    "a split": lambda x, lengths: tf.multiply(*tf.split(x, 2, axis=2)),
+    "parts of some widths": lambda x, lengths: tf.split(x, [1, 3], axis=2)[1],
+    "a reversal": lambda x, lengths: tf.reverse_sequence(x, lengths, 1),
+    "an order of each": lambda x, lengths: tf.gather(x, tf.argsort(x[:, :, 0]), batch_dims=1),
+}
+
+
+@pytest.mark.parametrize("case", OF_SEQUENCES)
+def test_ops_on_sequences_keep_the_length_that_all_have(case: str) -> None:
+    """Flattened to rows, the sequences and their gradients are of as many examples: as in GPT-2's projections."""
+
+    def project(x: Any, name: str) -> Any:
+        w = v1.get_variable(name, [x.shape[2], 4])
+        return tf.reshape(tf.reshape(x, [-1, x.shape[2]]) @ w, [tf.shape(x)[0], tf.shape(x)[1], 4])
+
+    def build(rows: int | None) -> Any:
+        x = v1.placeholder(tf.float32, [rows, None, 3], name="x")
+        lengths = v1.placeholder(tf.int32, [rows], name="lengths")
+        found = project(OF_SEQUENCES[case](project(x, "w"), lengths), "v")
+        return v1.train.AdagradOptimizer(0.1).minimize(tf.reduce_mean(tf.square(found - 1.0)))
+
+    feeds = {"x": lambda rng, rows: rng.randn(rows, 6, 3), "lengths": lambda rng, rows: rng.randint(1, 7, [rows])}
+    found = tried(build, feeds)
+    assert (found.kind, found.gathers) == ("equal", ()), found

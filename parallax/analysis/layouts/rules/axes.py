@@ -93,7 +93,7 @@ def dims_over_time(facts: list[Fact]) -> dict[int | None, Dims | None]:
 def reverse_sequences(step: StepWalk, node: str) -> list[Fact] | None:
     """ReverseSequence, for examples of individual lengths."""
     axis = step.view.nodes[node].attr["batch_dim"].i
-    return make_example_axes_rule({0: axis, 1: 0}, (axis,))(step, node)
+    return make_example_axes_rule({0: axis, 1: 0}, (axis,), lambda facts: {0: facts[0].dims})(step, node)
 
 
 def make_axis_rule(find_axes: FindAxes, drops_axes: bool = False, keeps_shape: bool = False) -> Rule:

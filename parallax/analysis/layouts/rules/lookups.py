@@ -22,13 +22,13 @@ def look_up_rows(step: StepWalk, node: str) -> list[Fact] | None:
             return None
         along = numbers[0] % (params.rank or 1)
     batch_dims = view.nodes[node].attr["batch_dims"].i if "batch_dims" in view.nodes[node].attr else 0
-    if batch_dims:
-        if params.axis == indices.axis == 0 and params.part == indices.part:
-            return step.all_outputs(node, params.layout)
-        return None
     dims = None
     if params.dims is not None and indices.dims is not None:
-        dims = (*params.dims[:along], *indices.dims, *params.dims[along + 1 :])
+        dims = (*params.dims[:along], *indices.dims[batch_dims:], *params.dims[along + 1 :])
+    if batch_dims:
+        if params.axis == indices.axis == 0 and params.part == indices.part:
+            return step.all_outputs(node, params.layout, dims)
+        return None
     if indices.axis is not None and indices.part is not None:
         if params.part is not None:
             step.mixing[node] = [view.inputs(node)[0]]  # any example may look up the rows of any other

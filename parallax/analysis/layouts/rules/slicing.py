@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from parallax.analysis.layouts.rules.facts import Fact
 from parallax.analysis.layouts.rules.reshaping import find_block, keep_plain
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.rules.values import flatten_matrix
 from parallax.graph.lengths import ONE, Length
-from parallax.plans.layouts import Sharded, ShardedAxis
+from parallax.plans.layouts import Layout, Sharded, ShardedAxis
 
 
 def split(step: StepWalk, node: str) -> list[Fact] | None:
     """Split, along another axis than the sharded one, or into its blocks."""
     place, fact = step.inputs(node)
     count = len(step.view.outputs(node))
-    parts = _split(step, node, fact, place, count)
+    along = _find_axis(fact, place)
+    length = None if along is None or fact.dims is None else fact.dims[along].divide(Length.of(count))
+    parts = _split(step, node, fact, along, [length] * count)
     size = len(fact.values() or ()) // count
     return parts if parts is None else _add_values(step, node, parts, fact, [size] * count)
 
@@ -26,12 +28,12 @@ def split(step: StepWalk, node: str) -> list[Fact] | None:
 def split_by_sizes(step: StepWalk, node: str) -> list[Fact] | None:
     """SplitV, along another axis than the sharded one."""
     fact, sizes, place = step.inputs(node)
-    values = sizes.values()
+    values, along = sizes.values(), _find_axis(fact, place)
     if fact.part is not None and values is not None and len(set(map(str, values))) > 1:
-        picked = place.numbers()
-        if picked is None or fact.rank is None or picked[0] % fact.rank == fact.axis:
+        if along is None or along == fact.axis:
             return None
-    parts = _split(step, node, fact, place, len(step.view.outputs(node)))
+    stated = [None if one is None or one.number == -1 else one for one in values or ()]
+    parts = _split(step, node, fact, along, stated or [None] * len(step.view.outputs(node)))
     return parts if parts is None else _add_values(step, node, parts, fact, sizes.numbers())
 
 
@@ -47,19 +49,41 @@ def _add_values(step: StepWalk, node: str, parts: list[Fact], fact: Fact, sizes:
     ]
 
 
-def _split(step: StepWalk, node: str, fact: Fact, place: Fact, count: int) -> list[Fact] | None:
+def _find_axis(fact: Fact, place: Fact) -> int | None:
+    """The axis of a tensor that a number states; None if that is unknown."""
     picked = place.numbers()
+    return None if picked is None or not fact.rank else picked[0] % fact.rank
+
+
+def _split(
+    step: StepWalk, node: str, fact: Fact, along: int | None, sizes: Sequence[Length | None]
+) -> list[Fact] | None:
     if fact.part is None or fact.axis is None:
         if is_partial(fact):
-            return step.all_outputs(node, fact.layout)
-        return keep_plain(step, node, step.inputs(node))
-    if picked is None or fact.rank is None:
+            return _make_pieces(step, node, fact, fact.layout, along, sizes)
+        plain = keep_plain(step, node, step.inputs(node))
+        return plain and _make_pieces(step, node, fact, plain[0].layout, along, sizes)
+    if along is None:
         return None
-    if picked[0] % fact.rank != fact.axis:
-        return step.all_outputs(node, fact.layout)
-    if count != fact.part.blocks:
+    if along != fact.axis:
+        return _make_pieces(step, node, fact, fact.layout, along, sizes)
+    if len(sizes) != fact.part.blocks:
         return None
-    return step.all_outputs(node, Sharded(fact.axis, find_block(fact.part)))
+    return _make_pieces(step, node, fact, Sharded(fact.axis, find_block(fact.part)), along, sizes)
+
+
+def _make_pieces(
+    step: StepWalk, node: str, fact: Fact, layout: Layout, along: int | None, sizes: Sequence[Length | None]
+) -> list[Fact]:
+    """The pieces of a tensor, which keep the lengths of its other axes."""
+    pieces = []
+    for tensor, size in zip(step.view.outputs(node), sizes, strict=True):
+        piece = step.fact(tensor, layout)
+        if along is not None and piece.dims is not None and fact.dims is not None:
+            length = piece.dims[along] if size is None else size
+            piece = step.fact(tensor, layout, (*fact.dims[:along], length, *fact.dims[along + 1 :]))
+        pieces.append(piece)
+    return pieces
 
 
 def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
