@@ -55,6 +55,12 @@ def of_sparse_labels(x: Any, y: Any, w: Any, table: Any) -> Any:
     return v1.nn.ctc_loss(sparse, over_time(x, w), lengths, ignore_longer_outputs_than_inputs=True)
 
 
+def at_places(flat: Any) -> Any:
+    """As where a feed-forward network leaves out padding: of the tokens of all texts."""
+    places = tf.where(flat > 0.0)
+    return tf.reshape(tf.scatter_nd(places, tf.sin(tf.gather_nd(flat, places)), tf.shape(flat, tf.int64)), [-1, 4])
+
+
 def crossed(x: Any, y: Any, w: Any, table: Any) -> Any:
     """Sparse features with dense ones."""
     chosen = tf.where(tf.concat([x > 0.0, tf.ones_like(y[:, None], tf.bool)], 1))
@@ -167,6 +173,7 @@ APART: dict[str, Program] = {
     ),
     "without an axis": lambda x, y, w, table: tf.squeeze((x @ w)[:, None]) @ tf.transpose(w) - x,
     "without axes, then a vector": lambda x, y, w, table: tf.squeeze(tf.reduce_sum(x @ w, 1, keepdims=True)) - 0.1,
+    "entries of examples, by flat position, and back": lambda x, y, w, table: at_places(tf.reshape(x @ w, [-1])),
     "a column of what had more axes": lambda x, y, w, table: (
         tf.nn.softmax(tf.squeeze((x @ w)[..., None, None]))[:, 0] * tf.squeeze(tf.squeeze((x @ w)[..., None])[:, 1:2])
     ),

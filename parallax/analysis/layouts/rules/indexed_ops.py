@@ -53,7 +53,7 @@ def look_up_nested(step: StepWalk, node: str) -> list[Fact] | None:
         return None
     if params.is_same:
         return step.all_outputs(node, Sharded(indices.axis or 0, indices.part))
-    is_local = params.axis == 0 and params.part == ShardedAxis(indices.part.batch)
+    is_local = params.axis == 0 and params.part is not None and params.part.batch == indices.part.batch
     numbers = find_first_numbers(step, node, 1, params.part) if is_local and params.part is not None else None
     if numbers is None:
         return None
