@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from parallax.analysis.reading.batches.axis_numbers import AxisNumbers
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_lengths import add_constant, add_length, add_measured, add_rows, add_shape
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
@@ -85,6 +86,8 @@ class BatchConstants:
         self._view, self._forward, self._losses, self._length = view, forward, losses, length
         self._numbers = numbers
         self.changes = Changes(view, find_batch)
+        shapes = {constant for constant, one in measured.items() if one.what == "shape"}
+        self._axis_numbers = AxisNumbers(view, forward, shapes).find_all()
         self.resizer = TensorResizer(view, forward, length, measured.keys(), self.changes)
 
     def change(self, inferred: GraphView, opened: GraphDef) -> bool:
@@ -114,7 +117,11 @@ class BatchConstants:
         """The first node with a constant that may depend on the batch, by its length or value, after all changes."""
         measured = {constant for constant, one in self._measured.items() if inferred.shape(one.tensor) is not None}
         left = UnclassifiedConstants(
-            self._view, self._forward, self._numbers, self.changes.names, measured | self.changes.names
+            self._view,
+            self._forward,
+            self._numbers,
+            self.changes.names,
+            measured | self._axis_numbers | self.changes.names,
         )
         return left.find_of_losses(inferred, self._losses, self._divisors.find_degrees(inferred))
 
@@ -257,7 +264,7 @@ class BatchConstants:
             return
         tensor = self._view.inputs(node.name)[slot]
         number = self._view.constant(tensor)
-        if number is None or number.ndim > 0 or number.dtype.kind != "i":
+        if number is None or number.ndim > 0 or number.dtype.kind != "i" or node_of(tensor) in self._axis_numbers:
             return
         find_factor = self._numbers.find_factor_of_scalar if node.op == "Cast" else self._numbers.find_factor
         factor = find_factor(int(number))
@@ -286,7 +293,7 @@ class BatchConstants:
 
     def _open_any(self, opened: GraphDef, maker: NodeDef) -> None:
         """Opens the producer of a tensor that must depend on the batch: no variable has an axis of its length."""
-        if maker.name in self.changes.names:
+        if maker.name in self.changes.names or maker.name in self._axis_numbers:
             return
         if maker.op in SHAPE_SLOT:
             shape = find_vector(self._view, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])

@@ -215,8 +215,9 @@ class UnclassifiedConstants:
         return int(value) if value.ndim == 0 else 0
 
     def _find_integers(self, inferred: GraphView, tensor: str) -> Array:
-        """A constant of integers; else 0."""
-        value = inferred.constant(tensor) if node_of(tensor) in self._forward else None
+        """A constant of integers that may have any meaning; else 0."""
+        is_own = node_of(tensor) in self._forward and node_of(tensor) not in self._classified
+        value = inferred.constant(tensor) if is_own else None
         return value if value is not None and value.dtype.kind in "iu" else np.array(0)
 
     def _is_derived(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
