@@ -18,6 +18,8 @@ from parallax.analysis.reading.batches.axis_numbers import AxisNumbers
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_lengths import add_constant, add_length, add_measured, add_rows, add_shape
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
+from parallax.analysis.reading.batches.changes import Changes
+from parallax.analysis.reading.batches.computed_shapes import ComputedShapes
 from parallax.analysis.reading.batches.constant_patterns import find_constant_axes, find_pattern
 from parallax.analysis.reading.batches.open_lengths import (
     SHAPE_SLOT,
@@ -30,7 +32,7 @@ from parallax.analysis.reading.batches.open_lengths import (
     fixed_shape,
     is_open_length,
 )
-from parallax.analysis.reading.batches.tensor_resizer import Changes, TensorResizer
+from parallax.analysis.reading.batches.tensor_resizer import TensorResizer
 from parallax.analysis.reading.batches.unclassified_constants import (
     ARRAYS,
     CUTS,
@@ -88,7 +90,8 @@ class BatchConstants:
         self.changes = Changes(view, find_batch)
         shapes = {constant for constant, one in measured.items() if one.what == "shape"}
         self._axis_numbers = AxisNumbers(view, forward, shapes).find_all()
-        self.resizer = TensorResizer(view, forward, length, measured.keys(), self.changes)
+        self._computed = ComputedShapes(view, forward, length, numbers, self.changes)
+        self.resizer = TensorResizer(view, forward, length, measured.keys(), self._computed, self.changes)
 
     def change(self, inferred: GraphView, opened: GraphDef) -> bool:
         """Changes the constants of a graph that can be classified.
@@ -138,6 +141,7 @@ class BatchConstants:
             self._open_cut(inferred, opened, node)
         elif node.op in (*DIVIDES, *MULTIPLIES):
             self._open_divisor(inferred, opened, node)
+            self._computed.open_product(opened, node)
         elif node.op in LISTS:
             self.open_list(opened, node)
         elif node.op == "LogicalAnd":
@@ -147,9 +151,9 @@ class BatchConstants:
     def _open_reshape(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         made = fixed_shape(self._view, f"{node.name}:0")
         shape = inferred.constant(inferred.inputs(node.name)[1])
+        if made is None:
+            self._computed.open_reshape(inferred, opened, node.name)
         found = find_reshaped_axes(self._view, inferred, node.name, self._length, self._numbers.find_axis)
-        if made is None and shape is not None:  # of elements whose number is known at run time
-            self.resizer.resize_maker(opened, node, 1, self._numbers.find_axes(shape))
         if made is None or shape is None or found is None:
             return
         places, is_aligned = found
@@ -223,12 +227,12 @@ class BatchConstants:
     def _open_cut(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         """Makes a slice begin or end at the end of the batch, if it did so."""
         axis = find_open_axis(self._view, inferred, inferred.inputs(node.name)[0])
-        fixed = fixed_shape(self._view, self._view.inputs(node.name)[0])
-        length = fixed[axis] if fixed is not None and axis is not None else 0
+        fixed = self._view.shape(self._view.inputs(node.name)[0])
+        length = (fixed[axis] or 0) if fixed is not None and axis is not None else 0
         for slot in CUTS[node.op] if length and length % self._length == 0 else ():
             bounds = find_vector(inferred, inferred.inputs(node.name)[slot])
             if bounds is None and axis is not None and length == self._length:
-                self._open_end(opened, node, slot, axis)
+                self._computed.open_end(opened, node.name, self._view.inputs(node.name)[slot], axis)
             place = int(bounds[axis]) if bounds is not None and axis is not None and len(bounds) > axis else 0
             if bounds is None or axis is None or not place or place % self._length or abs(place) > length:
                 continue
@@ -236,19 +240,6 @@ class BatchConstants:
                 self.changes.names.add(node.name)
                 name, tensor = f"{node.name}/{slot}", self._view.inputs(node.name)[slot]
                 node.input[slot] = add_shape(opened, batch, name, bounds, {axis: place // self._length}, tensor)
-
-    def _open_end(self, opened: GraphDef, node: NodeDef, slot: int, axis: int) -> None:
-        """Makes a slice end at the end of the batch, if it did so and other axes end where the graph computes."""
-        pack = node_of(self._view.inputs(node.name)[slot])
-        entries = self._view.inputs(pack) if self._view.op(pack) == "Pack" else []
-        number = self._view.constant(entries[axis]) if len(entries) > axis else None
-        takers = {edge.node for edge in self._view.consumers(f"{pack}:0")} & self._forward
-        if number is None or number.ndim or int(number) != self._length or takers != {node.name}:
-            return
-        if f"{pack}@{axis}" not in self.changes.names and (batch := self.changes.find_batch(node.name)):
-            self.changes.names.add(f"{pack}@{axis}")
-            made = add_length(opened, batch, f"{pack}/{axis}", self._view.dtype(entries[axis]), entries[axis])
-            next(one for one in opened.node if one.name == pack).input[axis] = made
 
     def _open_divisor(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         factor = self._divisors.find_factor(inferred, node.name)
@@ -299,6 +290,7 @@ class BatchConstants:
             shape = find_vector(self._view, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
             axes = self._numbers.find_axes(shape) if shape is not None and shape.ndim == 1 else []
             self.resizer.resize_maker(opened, maker, SHAPE_SLOT[maker.op], axes)
+            self._computed.open_certain(opened, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
         elif maker.op == "Const":
             value = self._view.constant(f"{maker.name}:0")
             if value is not None and value.dtype.kind == "i" and _MEASURED.search(maker.name):

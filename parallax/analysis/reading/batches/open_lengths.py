@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import combinations
 from math import prod
 from typing import NamedTuple
@@ -16,6 +16,7 @@ _REGROUPS = ("Reshape", "Tile")
 """The ops that derive a multiple of the batch length from another one; results of others have another meaning."""
 
 Dims = tuple[int, ...]
+Shape = tuple[int | None, ...]
 JOINS = ("ConcatV2", "Pack")
 SHAPE_SLOT = {
     "Fill": 0,
@@ -62,12 +63,15 @@ def find_open_lengths(view: GraphView, inferred: GraphView, forward: Set[str]) -
         input_multiples = [multiples[tensor] for tensor in inferred.inputs(node) if tensor in multiples]
         is_mixed = any(_is_open(inferred, tensor) and tensor not in multiples for tensor in inferred.inputs(node))
         for tensor in inferred.outputs(node) if node in forward else ():
-            fixed, now = fixed_shape(view, tensor), inferred.shape(tensor)
+            fixed, now = view.shape(tensor), inferred.shape(tensor)
             if fixed is None or now is None or len(fixed) != len(now) or None not in now:
                 continue
-            length = fixed[now.index(None)]
+            begun = [(axis, n) for axis, n in enumerate(fixed) if n is not None and now[axis] is None]
+            if not begun:
+                continue
+            axis, length = begun[0]
             others.update(n for n in now if n is not None)
-            sizes.update(_find_sizes(fixed, now.index(None)))
+            sizes.update(_find_sizes(fixed, axis))
             is_kept = (
                 length in input_multiples or 0 in input_multiples or (input_multiples and view.op(node) in _REGROUPS)
             )
@@ -137,20 +141,22 @@ def find_reshaped_axes(
     return aligned or multiples, len(aligned) == 1
 
 
-def broadcast_dims(shapes: list[Dims]) -> Dims | None:
-    """The broadcast shape; None where shapes are incompatible."""
-    try:
-        return tuple(int(n) for n in np.broadcast_shapes(*shapes))
-    except ValueError:
-        return None
+def is_broadcast_of(dims: Shape, shapes: Sequence[Shape]) -> bool:
+    """Whether a shape may be the broadcast of others; a length that is known at run time is None."""
+    rank = max(map(len, shapes), default=0)
+    for place in range(1, rank + 1):
+        known = {dims[-place] if place <= len(dims) else 1, *(one[-place] for one in shapes if place <= len(one))}
+        if len(known - {1, None}) > 1:
+            return False
+    return len(dims) == rank
 
 
-def _find_sizes(dims: Dims, axis: int) -> Iterator[int]:
-    """The products of a length and any of the others."""
-    others = dims[:axis] + dims[axis + 1 :]
+def _find_sizes(dims: Shape, axis: int) -> Iterator[int]:
+    """The products of a length and any of the others that are known."""
+    others = [n for place, n in enumerate(dims) if place != axis and n is not None]
     for count in range(len(others) + 1):
         for some in combinations(others, count):
-            yield dims[axis] * prod(some)
+            yield (dims[axis] or 0) * prod(some)
 
 
 def _is_open(inferred: GraphView, tensor: str) -> bool:
@@ -184,10 +190,11 @@ def is_open_length(view: GraphView, inferred: GraphView, tensor: str) -> bool:
     return node not in view.nodes or is_shape
 
 
-def iterate_inputs(view: GraphView, inferred: GraphView, node: NodeDef) -> Iterator[tuple[int, Dims, list[int]]]:
-    """For each input of a node: its number, its shape for the fixed batch, and its open axes."""
+def iterate_inputs(view: GraphView, inferred: GraphView, node: NodeDef) -> Iterator[tuple[int, Shape, list[int]]]:
+    """For each input of a node: its number, its shape for the fixed batch, and the axes that are open instead."""
     now = inferred.inputs(node.name)
     for slot, tensor in enumerate(view.inputs(node.name)):
-        fixed = fixed_shape(view, tensor)
+        fixed = view.shape(tensor)
         if fixed is not None:
-            yield slot, fixed, _find_open_axes(view, inferred, now[slot])
+            axes = _find_open_axes(view, inferred, now[slot])
+            yield slot, fixed, [axis for axis in axes if fixed[axis] is not None]

@@ -3,60 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
 
 from parallax.analysis.reading.batches.batch_lengths import add_rows, add_shape
+from parallax.analysis.reading.batches.changes import Changes
+from parallax.analysis.reading.batches.computed_shapes import ComputedShapes
 from parallax.analysis.reading.batches.constant_patterns import find_pattern
 from parallax.analysis.reading.batches.open_lengths import (
     JOINS,
     SHAPE_SLOT,
-    broadcast_dims,
     find_vector,
-    fixed_shape,
+    is_broadcast_of,
     iterate_inputs,
 )
 from parallax.analysis.reading.batches.unclassified_constants import find_shape_slots
 from parallax.base.types import GraphDef, NodeDef
-from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView, node_of
 
 _CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
-
-
-@dataclass(slots=True)
-class Changes:
-    """What was changed in one graph, and what could not be.
-
-    Attributes:
-        view: the graph for the fixed batch.
-        find_source: node -> the tensor of which an axis is the batch, or which is its length; empty where the body of
-            a function has none, or not all runs with the node read the same input.
-        names: nodes, or `node@slot` for one of their inputs; with ` along [axes]` where these have been resized.
-        are_classified: whether all constants combined with the batch could be classified.
-        without_batch: the first node with such a constant for which there is no batch.
-    """
-
-    view: GraphView
-    find_source: Callable[[str], str]
-    names: set[str] = field(default_factory=set)
-    are_classified: bool = True
-    without_batch: str = ""
-
-    def is_outside(self, node: str) -> bool:
-        """Whether a node is in no loop or branch, where the batch length would not be available."""
-        is_within = bool(branches_of(self.view).get(node))
-        self.are_classified &= not is_within
-        return not is_within
-
-    def find_batch(self, node: str, at: str = "") -> str:
-        """The tensor from which a node may take the batch length, `at` a node outside loops; empty if none."""
-        if not self.is_outside(at or node):
-            return ""
-        batch = self.find_source(node)
-        if not batch:
-            self.are_classified, self.without_batch = False, self.without_batch or node
-        return batch
 
 
 class TensorResizer:
@@ -67,12 +31,21 @@ class TensorResizer:
         forward: the nodes outside autodiff and outside initial values.
         length: of the batch.
         measured: constants that are computed again from other tensors.
+        computed: the shapes of which the graph computes some lengths.
         changes: to which this adds.
     """
 
-    def __init__(self, view: GraphView, forward: Set[str], length: int, measured: Set[str], changes: Changes) -> None:
+    def __init__(
+        self,
+        view: GraphView,
+        forward: Set[str],
+        length: int,
+        measured: Set[str],
+        computed: ComputedShapes,
+        changes: Changes,
+    ) -> None:
         self._view, self._forward, self._length = view, forward, length
-        self._measured, self._changes = measured, changes
+        self._measured, self._computed, self._changes = measured, computed, changes
         self._axes: defaultdict[str, set[int]] = defaultdict(set)
 
     def resize_inputs(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
@@ -83,12 +56,12 @@ class TensorResizer:
     def _find_conflicts(self, inferred: GraphView, node: NodeDef) -> Mapping[int, Sequence[int]]:
         """By input, the axes of the fixed length along which it is combined with the batch."""
         taken = list(iterate_inputs(self._view, inferred, node))
-        made = fixed_shape(self._view, f"{node.name}:0")
+        made = self._view.shape(f"{node.name}:0")
         begun = [(fixed, axes) for _, fixed, axes in taken if axes]
         if not begun or made is None or node.op in _CONTRACTS:
             return {}
         fixed, axes = max(begun, key=lambda one: (len(one[0]), len(one[1])))
-        is_broadcast = node.op in JOINS or broadcast_dims([one for _, one, _ in taken]) == made
+        is_broadcast = node.op in JOINS or is_broadcast_of(made, [one for _, one, _ in taken])
         is_shape, found = find_shape_slots(node.op), defaultdict[int, list[int]](list)
         for slot, other, open_axes in taken:
             for axis in axes if is_shape[slot : slot + 1] != (True,) else ():
@@ -127,6 +100,8 @@ class TensorResizer:
             for axis in sorted(self._axes[maker.name] | set(axes))
             if shape is not None and not (maker.op == "Tile" and shape[axis] == 1)
         ]
+        if shape is None:
+            self._computed.open_axes(opened, tensor, axes)
         if shape is None or not all_axes:
             return  # its constant inputs are opened or left separately
         if any(shape[axis] <= 0 or shape[axis] % self._length for axis in all_axes):

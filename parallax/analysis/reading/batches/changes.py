@@ -1,0 +1,44 @@
+"""Records what was changed in a graph for a fixed batch to open it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from parallax.graph.control_flow import branches_of
+from parallax.graph.view import GraphView
+
+
+@dataclass(slots=True)
+class Changes:
+    """What was changed in one graph, and what could not be.
+
+    Attributes:
+        view: the graph for the fixed batch.
+        find_source: node -> the tensor of which an axis is the batch, or which is its length; empty where the body of
+            a function has none, or not all runs with the node read the same input.
+        names: nodes, or `node@slot` for one of their inputs; with ` along [axes]` where these have been resized.
+        are_classified: whether all constants combined with the batch could be classified.
+        without_batch: the first node with such a constant for which there is no batch.
+    """
+
+    view: GraphView
+    find_source: Callable[[str], str]
+    names: set[str] = field(default_factory=set)
+    are_classified: bool = True
+    without_batch: str = ""
+
+    def is_outside(self, node: str) -> bool:
+        """Whether a node is in no loop or branch, where the batch length would not be available."""
+        is_within = bool(branches_of(self.view).get(node))
+        self.are_classified &= not is_within
+        return not is_within
+
+    def find_batch(self, node: str, at: str = "") -> str:
+        """The tensor from which a node may take the batch length, `at` a node outside loops; empty if none."""
+        if not self.is_outside(at or node):
+            return ""
+        batch = self.find_source(node)
+        if not batch:
+            self.are_classified, self.without_batch = False, self.without_batch or node
+        return batch
