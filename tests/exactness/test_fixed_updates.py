@@ -364,6 +364,17 @@ def test_a_counter_of_several_entries_of_each_example_leaves_the_batch_fixed(tim
     assert outcome.kind == "told" and outcome.notes, outcome
 
 
+def test_a_counter_of_the_examples_of_two_batches_counts_them() -> None:
+    """As where running means are of generated and real examples."""
+
+    def add(x: Any, y: Any, out: Any) -> Any:
+        both = tf.concat([x, x], 0)
+        return tf.group(train(out, y), counter("examples", tf.int32).assign_add(tf.shape(both)[0]))
+
+    outcome = tried(build_with(add), FEEDS, is_open=False, dtype="float64", rows=14)
+    assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
+
+
 def test_a_gradient_of_a_mean_times_the_batch_size_leaves_the_batch_fixed() -> None:
     def scale(x: Any, y: Any, out: Any) -> Any:
         weights = v1.trainable_variables()
