@@ -58,7 +58,14 @@ def cut(x: Any) -> Any:
     return tf.slice(dense(x), [0, 1, 0], [rows, longest - 1, 3])
 
 
-_ALL = (dense, with_unknown_length, heads, beside_zeros, tiled, of_concatenated_shape, by_flat_position, cut)
+def scattered(x: Any) -> Any:
+    """As in pointer-generator networks, whose vocabulary is extended by words of the batch."""
+    rows, longest = x.shape[0] or tf.shape(x)[0], tf.shape(x)[1]
+    places = tf.stack([tf.range(rows), tf.range(rows) % longest], 1)
+    return tf.scatter_nd(places, dense(x)[:, 0, 0], [rows, longest])
+
+
+_ALL = (dense, with_unknown_length, heads, beside_zeros, tiled, of_concatenated_shape, by_flat_position, cut, scattered)
 PROGRAMS: Mapping[str, Callable[[Any], Any]] = {program.__name__: program for program in _ALL}
 FEEDS: Mapping[str, Feed] = {"x": lambda rng, rows: rng.randn(rows, 6, 4)}
 

@@ -25,6 +25,7 @@ SHAPE_SLOT = {
     "TruncatedNormal": 0,
     "BroadcastTo": 1,
     "Tile": 1,
+    "ScatterNd": 2,
 }
 """For ops that create tensors, the input that is the shape, or the number of repetitions."""
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")
