@@ -173,6 +173,9 @@ APART: dict[str, Program] = {
     ),
     "without an axis": lambda x, y, w, table: tf.squeeze((x @ w)[:, None]) @ tf.transpose(w) - x,
     "without axes, then a vector": lambda x, y, w, table: tf.squeeze(tf.reduce_sum(x @ w, 1, keepdims=True)) - 0.1,
+    "numbers of examples above their classes, transposed": lambda x, y, w, table: tf.gather_nd(
+        tf.nn.softmax(x @ w), tf.transpose(tf.stack([tf.range(tf.shape(x, tf.int64)[0]), y]))
+    ),
     "entries of examples, by flat position, and back": lambda x, y, w, table: at_places(tf.reshape(x @ w, [-1])),
     "a column of what had more axes": lambda x, y, w, table: (
         tf.nn.softmax(tf.squeeze((x @ w)[..., None, None]))[:, 0] * tf.squeeze(tf.squeeze((x @ w)[..., None])[:, 1:2])

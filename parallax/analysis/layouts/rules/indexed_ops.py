@@ -203,17 +203,24 @@ def find_first_numbers(step: StepWalk, node: str, slot: int, part: ShardedAxis) 
     while view.op(node_of(view.source(tensor))) == "SparseReorder":
         tensor = view.inputs(node_of(view.source(tensor)))[0]
     concatenation = node_of(view.source(tensor))
-    is_joined = view.op(concatenation) in ("ConcatV2", "Pack") and _is_along_last(step, concatenation, fact.rank)
+    is_joined = view.op(concatenation) in ("ConcatV2", "Pack") and _is_along(step, concatenation, fact.rank - 1)
+    if view.op(concatenation) == "Transpose" and fact.rank == 2:  # rows of the matrix are columns of indices
+        rows = node_of(view.source(view.inputs(concatenation)[0]))
+        if view.op(rows) == "Pack" and _is_along(step, rows, 0):
+            concatenation, is_joined = rows, True
     numbers = find_numbers(step, view.inputs(concatenation)[0] if is_joined else tensor, part, not is_joined)
     return numbers if numbers is None or not numbers.times else None  # sums are localized with all columns
 
 
-def _is_along_last(step: StepWalk, node: str, rank: int) -> bool:
+def _is_along(step: StepWalk, node: str, along: int) -> bool:
+    """Whether tensors are joined along an axis of the result."""
     view = step.view
     if view.op(node) == "Pack":
-        return int(view.nodes[node].attr["axis"].i) in (-1, rank - 1)
-    axis = step.facts[view.inputs(node)[-1]].numbers()
-    return axis is not None and axis[0] in (-1, rank - 1)
+        axes = [int(view.nodes[node].attr["axis"].i)]
+    else:
+        axes = step.facts[view.inputs(node)[-1]].numbers() or []
+    rank = step.facts[f"{node}:0"].rank
+    return bool(axes and rank) and axes[0] % (rank or 1) == along
 
 
 def find_numbers(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool = False) -> ExampleNumbers | None:
@@ -374,7 +381,7 @@ def _begin_with_zero(step: StepWalk, tensor: str) -> bool:
             return False
         node = node_of(tensor)
     rank = step.facts[tensor].rank
-    if view.op(node) not in ("ConcatV2", "Pack") or rank is None or not _is_along_last(step, node, rank):
+    if view.op(node) not in ("ConcatV2", "Pack") or rank is None or not _is_along(step, node, rank - 1):
         return False
     first = view.inputs(node)[0]
     value = view.constant(first)
