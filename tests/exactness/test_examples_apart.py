@@ -176,6 +176,9 @@ APART: dict[str, Program] = {
     "numbers of examples above their classes, transposed": lambda x, y, w, table: tf.gather_nd(
         tf.nn.softmax(x @ w), tf.transpose(tf.stack([tf.range(tf.shape(x, tf.int64)[0]), y]))
     ),
+    "copies of examples, regrouped from flat ones": lambda x, y, w, table: tf.nn.softmax(
+        tf.reshape(tf.tile(tf.reshape(x @ w, [-1]), [2]), [2 * tf.shape(x)[0], 4])
+    ),
     "entries of examples, by flat position, and back": lambda x, y, w, table: at_places(tf.reshape(x @ w, [-1])),
     "a column of what had more axes": lambda x, y, w, table: (
         tf.nn.softmax(tf.squeeze((x @ w)[..., None, None]))[:, 0] * tf.squeeze(tf.squeeze((x @ w)[..., None])[:, 1:2])

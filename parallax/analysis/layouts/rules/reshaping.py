@@ -95,6 +95,9 @@ def _part_after_reshape(step: StepWalk, part: ShardedAxis, before: Length, dims:
         return shard if part.blocks == 1 else part
     if left == before * Length.of(part.blocks) and dims[axis] == find_block(part).length:
         return find_block(part)
+    if left == before and part.is_even:  # entries of each block become several, or a part of one
+        factor = shard.factor.divide(Length.of(part.blocks))
+        return None if factor is None else ShardedAxis(part.batch, factor, part.blocks)
     blocks = before.divide(left)
     count = None if blocks is None or part.blocks > 1 else blocks.number
     is_of_blocks = count is not None and part.is_even and dims[axis] == part.length * Length.of(count)
