@@ -399,6 +399,7 @@ DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "a corrected variance": lambda v, n: tf.sqrt(tf.math.reduce_variance(v) * (n / (n - 1))),
     "a mean beside one more": lambda v, n: tf.square(1 / (n + 1) * v[0] + (1 - 1 / (n + 1)) * tf.reduce_mean(v)),
     "a sum by the root": lambda v, n: tf.reduce_sum(tf.sin(v)) / n**0.5,
+    "bits for each entry": lambda v, n: tf.reduce_sum(tf.square(v)) / (n * 4 * math.log(2)),
     "a mean in logarithms": lambda v, n: tf.square(tf.reduce_logsumexp(v) - math.log(n)),
     "the last example": lambda v, n: tf.square(v[n - 1]) + tf.reduce_mean(v),
     "all but the last": lambda v, n: tf.reduce_mean(tf.square(v[: n - 1] - v[1:])),

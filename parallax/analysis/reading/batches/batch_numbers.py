@@ -109,8 +109,8 @@ class IntegerClassifier:
         return n > 1 and n in (self._length - 1, self._length - 2) and not self._is_other(n)
 
     def is_divisor(self, number: float) -> bool:
-        """Whether a divisor of a sum over the batch may be computed from the batch length."""
-        return bool(np.isclose(number, self._divisors).any())
+        """Whether a divisor of a sum over the batch may be computed from the batch length, also of a sum in bits."""
+        return bool(np.isclose(number, self._divisors).any()) or self.is_multiple(number / np.log(2))
 
     def is_factor(self, number: float) -> bool:
         """Whether a factor of a sum over the batch may be, or its reciprocal: weights are as short as 0.1 or 0.5."""
