@@ -8,7 +8,7 @@ import tf_keras
 from parallax.base.errors import ConfigError
 from parallax.keras.fitting import read_fit
 from tests.keras.here import difference
-from tests.keras.two_here import fit_by_two, plain_fit_of
+from tests.keras.two_here import fit_by_two, plain_fit_of, plan_of_fit
 
 layers = tf_keras.layers
 ROWS = 13  # batches of five, cut into two and three, and a last one of three
@@ -202,3 +202,49 @@ def test_fused_batch_normalizations_have_the_statistics_of_the_global_batch():
 
     plain, found = found_by(plain_fit), found_by(fit_by_two)
     assert max(difference(found[part], plain[part]) for part in plain) <= 1e-5, (found["history"], plain["history"])
+
+
+class NormalizedCell(layers.Layer):
+    """Normalizes its state, in a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.state_size = 3
+        self.cell, self.normalization = layers.SimpleRNNCell(3), layers.LayerNormalization()
+
+    def call(self, x, states):
+        state = self.normalization(self.cell(x, states)[0])
+        return state, [state]
+
+
+class NormalizedImages(layers.Layer):
+    """Normalizes images by channel in each turn of a loop."""
+
+    def call(self, x):
+        ones = tf.ones([3])
+        for _ in tf.range(2):
+            x = x + tf.tanh(tf.compat.v1.nn.fused_batch_norm(x, ones, ones)[0])
+        return x
+
+
+NORMALIZATIONS = {
+    "examples": ((4, 3), layers.LayerNormalization),
+    "states": ((4, 3), lambda: layers.RNN(NormalizedCell(), return_sequences=True)),
+    "images in a loop": ((4, 4, 3), NormalizedImages),
+    "channels first": ((3, 4, 4), lambda: layers.BatchNormalization(axis=1)),
+    "volumes": ((2, 2, 4, 3), layers.BatchNormalization),
+}
+
+
+@pytest.mark.parametrize("shape, normalization", NORMALIZATIONS.values(), ids=NORMALIZATIONS)
+def test_fused_normalizations_gather_nothing(shape, normalization):
+    data = np.random.RandomState(4).rand(ROWS, *shape).astype("float32"), Y
+
+    def build():
+        model = tf_keras.Sequential([tf_keras.Input(shape), normalization(), layers.Flatten(), layers.Dense(2)])
+        model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    here, plain = (outcome_of(fit, build, *data) for fit in (fit_by_two, plain_fit))
+    assert difference(here, plain) <= 1e-5
+    assert not any("all-gathered" in note for note in plan_of_fit(build(), *data, **OPTIONS).notes)
