@@ -29,6 +29,7 @@ from parallax.transform.building.editor import (
     open_editor,
 )
 from parallax.transform.building.loop_entries import bring_into_loops, run_in_order
+from parallax.transform.building.open_shapes import with_open_shapes
 from parallax.transform.building.wire import Rounding
 from parallax.transform.building.write_order import keep_write_order
 from parallax.transform.invariants import check
@@ -166,6 +167,7 @@ def transform(
     Raises:
         TransformError: when the graph cannot be edited, or an invariant is violated afterwards.
     """
+    view = with_open_shapes(view, rewrites.layouts)
     editor = open_editor(view, worker, rewrites.terms)
     with editor.scratch.as_default(), tf.name_scope(f"{SCOPE}/"):
         for one_pass in PASSES:

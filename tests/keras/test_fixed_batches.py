@@ -111,6 +111,9 @@ SHAPES = [
     lambda h: tf.reshape(h, [LENGTH, 6]),
     lambda h: tf.reshape(tf.transpose(tf.reshape(h, [LENGTH, 2, 3]), [1, 0, 2]), [2, LENGTH, 3])[0],
     lambda h: tf.reshape(tf.reshape(h, [LENGTH, 2, 3])[:, :1], [LENGTH, 3]) - tf.reduce_mean(h),
+    lambda h: tf.reshape(tf.reshape(h, [-1]), [LENGTH, 6]),
+    lambda h: tf.reshape(tf.tanh(tf.reshape(h, [LENGTH * 2, 3])), [LENGTH, 2, 3])[:, 1],
+    lambda h: tf.reshape(tf.reshape(h, [LENGTH * 6, 1]), [LENGTH, 1, 3, 2])[:, 0, 1],
 ]
 
 
@@ -120,6 +123,20 @@ def test_shapes_with_the_declared_length_gather_nothing(reshape: Callable[[Any],
         model = keras.Sequential([layers.Dense(6, "tanh"), layers.Lambda(reshape), layers.Dense(3)])
         model.compile("sgd", "mse")
         batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(LENGTH, drop_remainder=True)
+        notes = plan_of_fit(model, batches).notes
+        return model, (fit(model, batches, epochs=2, verbose=0).history, sum("all-gathered" in one for one in notes))
+
+    found = outcome(functools.partial(fit_by, 3), script)
+    assert difference(found, outcome(fit_plainly, script)) < 1e-5 and found["found"][1] == 0
+
+
+def test_ids_in_a_shape_with_the_declared_length_are_looked_up_on_their_workers() -> None:
+    def script(fit: Any) -> Any:
+        table = layers.Embedding(TOKENS, 6)
+        ids = layers.Lambda(lambda x: tf.reshape(x[:, :4], [LENGTH, 2, 2]))
+        model = keras.Sequential([ids, table, layers.Flatten(), layers.Dense(3)])
+        model.compile("sgd", "mse")
+        batches = tf.data.Dataset.from_tensor_slices((IDS, Y)).batch(LENGTH, drop_remainder=True)
         notes = plan_of_fit(model, batches).notes
         return model, (fit(model, batches, epochs=2, verbose=0).history, sum("all-gathered" in one for one in notes))
 

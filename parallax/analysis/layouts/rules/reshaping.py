@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import replace
 
 from parallax.analysis.layouts.rules.elementwise import add_up, align
 from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Dims, Fact, shift_axis
@@ -58,21 +58,34 @@ def reshape(step: StepWalk, node: str) -> list[Fact] | None:
             f"Reshape {node!r} gives a batch of open length the fixed shape {[length.number for length in dims]}, "
             "which cannot fit both the global batch and a per-worker batch. Leave one dimension at -1."
         )
-    place = _find_numbered_axis(dims, before.number, None if behind is None else behind.number)
-    if place is None:
+    found = None if step.is_script else _find_numbered_axis(fact.part, dims, before, behind)
+    if found is None:
         return None
-    step.localize_axis(node, 1, place, fact.part)
-    return step.all_outputs(node, Sharded(place, fact.part), (*dims[:place], fact.part.length, *dims[place + 1 :]))
+    place, part = found
+    step.localize_axis(node, 1, place, part)
+    return step.all_outputs(node, Sharded(place, part), (*dims[:place], part.length, *dims[place + 1 :]))
 
 
-def _find_numbered_axis(dims: Dims, before: int | None, behind: int | None) -> int | None:
-    """The axis of a fixed shape with as many elements before and behind it as a sharded axis, whose length it then has.
+def _find_numbered_axis(
+    part: ShardedAxis, dims: Dims, before: Length, behind: Length | None
+) -> tuple[int, ShardedAxis] | None:
+    """The axis of a shape with the entries of a sharded axis, and those behind it that it takes or leaves.
 
-    A number in a front end's step is one of the global batch.
+    Its length is a number: one of the global batch in a front end's step.
+
+    Args:
+        part: the sharding before.
+        dims: of the result.
+        before: the number of elements before the sharded axis.
+        behind: that behind it; None if it is unknown.
     """
-    sizes = [length.number or 0 for length in dims]
-    around = ((prod(sizes[:axis]), prod(sizes[axis + 1 :])) for axis in range(len(sizes)))
-    found = [axis for axis, sides in enumerate(around) if sides == (before, behind) and 0 not in sizes]
+    if behind is None or Length.of(0) in (*dims, before, behind):
+        return None
+    found = []
+    for axis in range(len(dims)):
+        factor = (part.factor * behind).divide(multiply(dims[axis + 1 :])) if multiply(dims[:axis]) == before else None
+        if factor is not None and (part.blocks == 1 or factor == part.factor):
+            found.append((axis, replace(part, factor=factor)))
     return found[0] if len(found) == 1 else None
 
 
