@@ -118,6 +118,7 @@ def repeated(step, start):
         (lambda x, w: tf.gradients(tf.square(tf.pad(x, [[0, 0], [1, 1]])), x)[0], rows()),
         (lambda x, w: tf.gradients(tf.square(tf.repeat(x, 2, 1)), x)[0], rows()),
         (lambda x, w: tf.gradients(tf.square(tf.concat([x, 2.0 * x], 1)), x)[0], rows()),
+        (lambda x, w: tf.gradients(tf.concat([x, 2.0 * x], 0)[tf.shape(x)[0] :] ** 2, x)[0], rows()),
         (lambda x, w: repeated(lambda a: tf.tanh(a @ w), x), rows()),
         (lambda x, w: repeated(lambda a: a + tf.reduce_sum(x, 0), tf.zeros([4])), SUM),
         (lambda x, w: repeated(lambda a: tf.cumsum(a), x), SAME),

@@ -110,9 +110,7 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
         if step_of != ONE:
             return None
         if not whole:
-            first = Length() if masks["begin"] >> entry & 1 else begin[entry]
-            last = fact.part.length if masks["end"] >> entry & 1 else end[entry] if end is not None else None
-            part = _find_blocks(fact.part, first, last)
+            part = _take_blocks(fact.part, begin, end, masks, entry)
     if part is None:
         return None
     _localize_places(step, node, range(1, 4), entry)
@@ -174,15 +172,31 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     if shape is None or None in shape or begin is None:
         return None
     dims = tuple(n for n in shape if n is not None)
-    place = _find_axes(len(begin), _read_masks(step, node), len(dims))
-    axis = next(axis for axis, (_, result) in place.items() if result == fact.axis)
+    masks = _read_masks(step, node)
+    place = _find_axes(len(begin), masks, len(dims))
+    axis, entry = next((axis, entry) for axis, (entry, result) in place.items() if result == fact.axis)
     if dims[axis].number is not None and not step.is_script:  # a number of a front end's is one of the global batch
         return _fill_around_whole_axis(step, node, fact.axis, fact.part)
+    part: ShardedAxis | None = fact.part
     if dims[axis] != fact.part.length:
+        part = _find_whole(fact.part, dims[axis], facts[1:4], masks, entry)
+    if part is None:
         return None
     step.localize(node, 0, axis, dims)
-    _localize_places(step, node, range(1, 4), place[axis][0])
-    return step.all_outputs(node, Sharded(axis, fact.part), dims)
+    _localize_places(step, node, range(1, 4), entry)
+    return step.all_outputs(node, Sharded(axis, part), dims)
+
+
+def _find_whole(
+    part: ShardedAxis, length: Length, bounds: list[Fact], masks: dict[str, int], entry: int | None
+) -> ShardedAxis | None:
+    """The sharding of an axis of which some blocks were taken, by that of the blocks; None if others were taken."""
+    count = length.divide(find_block(part).length)
+    begin, end, stride = (fact.values() for fact in bounds)
+    if entry is None or count is None or not count.number or stride is None or stride[entry] != ONE:
+        return None
+    whole = ShardedAxis(part.batch, part.factor, count.number)
+    return whole if _take_blocks(whole, begin, end, masks, entry) == part else None
 
 
 def _fill_around_whole_axis(step: StepWalk, node: str, along: int, part: ShardedAxis) -> list[Fact] | None:
@@ -239,6 +253,19 @@ def _find_axes(entries: int, masks: dict[str, int], rank: int) -> dict[int, tupl
         range_by_axis[axis] = (None, result)
         axis, result = axis + 1, result + 1
     return range_by_axis
+
+
+def _take_blocks(
+    part: ShardedAxis,
+    begin: list[Length | None] | None,
+    end: list[Length | None] | None,
+    masks: dict[str, int],
+    entry: int,
+) -> ShardedAxis | None:
+    """The blocks of an axis that a strided slice takes."""
+    first = Length() if masks["begin"] >> entry & 1 else begin[entry] if begin is not None else None
+    last = part.length if masks["end"] >> entry & 1 else end[entry] if end is not None else None
+    return _find_blocks(part, first, last)
 
 
 def _find_blocks(part: ShardedAxis, first: Length | None, last: Length | None) -> ShardedAxis | None:
