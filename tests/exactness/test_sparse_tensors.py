@@ -84,6 +84,11 @@ KEPT = {
         OF_BAGS,
     ),
     "distinct ids": (DISTINCT, OF_ROWS),
+    "distinct ids of a regularized table": (DISTINCT, f"{OF_ROWS} + 0.1 * tf.nn.l2_loss(emb)"),
+    "a regularized table, looked up by targets and histories": (
+        "found = tf.gather(emb, words[:, 0]) * tf.reduce_sum(tf.gather(emb, words), 1)",
+        f"{OF_BAGS} + 0.1 * tf.nn.l2_loss(emb)",
+    ),
     "rows of distinct ids that are added up": (
         DISTINCT,
         "found = tf.reduce_sum(tf.reshape(tf.gather(rows, at), [-1, tf.shape(words)[1], 4]), 1)",

@@ -55,6 +55,20 @@ def repeated(step, start):
     return tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, step(a)), (0, start))[1]
 
 
+def table_gradient(x, w):
+    """The gradient of a regularized table that is looked up by a batch's distinct ids."""
+    ids, at = tf.unique(tf.reshape(tf.cast(tf.abs(x), tf.int32) % 4, [-1]))
+    rows = tf.gather(tf.tanh(tf.gather(w, ids)), at)
+    return tf.gradients(tf.reduce_sum(tf.square(rows)) + tf.nn.l2_loss(w), w)[0]
+
+
+def sum_by_ids(x, w):
+    """Rows of a batch's targets and histories, added up by their ids."""
+    rows = tf.concat([x[:, :1], tf.reshape(x, [-1, 1])], 0)
+    ids = tf.cast(tf.concat([x[:, 0], tf.reshape(x, [-1])], 0), tf.int32)
+    return tf.math.unsorted_segment_sum(rows, ids, 4)
+
+
 @pytest.mark.parametrize(
     "program, layout",
     [
@@ -116,6 +130,8 @@ def repeated(step, start):
         (lambda x, w: tf.space_to_batch(x, [2], [[0, 0]]), rows(0, 1, 2)),
         (lambda x, w: tf.batch_to_space(tf.space_to_batch(x, [2], [[0, 0]]), [2], [[0, 0]]), rows()),
         (lambda x, w: tf.gradients(tf.square(tf.pad(x, [[0, 0], [1, 1]])), x)[0], rows()),
+        (table_gradient, COUNTED),
+        (sum_by_ids, SUM),
         (lambda x, w: tf.gradients(tf.square(tf.repeat(x, 2, 1)), x)[0], rows()),
         (lambda x, w: tf.gradients(tf.square(tf.concat([x, 2.0 * x], 1)), x)[0], rows()),
         (lambda x, w: tf.gradients(tf.concat([x, 2.0 * x], 0)[tf.shape(x)[0] :] ** 2, x)[0], rows()),

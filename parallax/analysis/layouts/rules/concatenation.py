@@ -107,6 +107,37 @@ def add_up(step: StepWalk, node: str) -> list[Fact] | None:
     return None if chain is None else _concatenate(chain, facts[0])
 
 
+def make_segment_rule(of_others: Rule) -> Rule:
+    """The rule of UnsortedSegmentSum: of concatenated rows by ids in the same pieces, it is a partial sum.
+
+    As the gradient of a table that is looked up by several tensors, to which that of its regularization is added.
+    """
+
+    def rule(step: StepWalk, node: str) -> list[Fact] | None:
+        rows, ids, count = step.inputs(node)
+        layouts = rows.layout, ids.layout
+        if not isinstance(layouts[0], Concatenated) or not isinstance(layouts[1], Concatenated):
+            step.replicate_layouts(node, Concatenated)
+            return of_others(step, node)
+        pieces = [one.pieces for one in (layouts[0], layouts[1])]
+        if [length for length, _ in pieces[0]] != [length for length, _ in pieces[1]]:
+            return None
+        if not all(_is_sum_by_ids(one, by) for (_, one), (_, by) in zip(*pieces, strict=True)):
+            return None
+        step.require_layout(node, 2, REPLICATED)
+        dims = (count.value, *rows.dims[1:]) if isinstance(count.value, Length) and rows.dims else None
+        return step.all_outputs(node, SUM, dims)
+
+    return rule
+
+
+def _is_sum_by_ids(rows: Layout, ids: Layout) -> bool:
+    """Whether sums of a worker's rows by their ids add up over the workers."""
+    if isinstance(rows, Sharded):
+        return rows == ids
+    return rows == BLANK or (rows in (SUM, COUNTED) and ids in (REPLICATED, BLANK))
+
+
 def reshape_rows(step: StepWalk, node: str) -> list[Fact] | None:
     """Reshape that leaves the first axis unchanged; also of rows of distinct ids."""
     fact, shape = step.inputs(node)

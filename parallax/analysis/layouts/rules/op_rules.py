@@ -239,6 +239,7 @@ _OF_CONCATENATED: dict[str, Rule] = {
     "Slice": concatenation.take_piece,
     **_OF_ROWS,
     **dict.fromkeys(("AddN", "Add", "AddV2"), concatenation.add_up),
+    "UnsortedSegmentSum": concatenation.make_segment_rule(indexed_ops.reduce_segments),
 }
 _OF_DISTINCT: dict[str, Rule] = {
     **dict.fromkeys(sorted(ELEMENTWISE), sparse_tensors.combine),

@@ -10,6 +10,7 @@ workers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from parallax.analysis.layouts.rules.elementwise import ADDS, COPIES, is_linear
 from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, Fact
@@ -193,9 +194,16 @@ def look_up(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def add_up_positions(step: StepWalk, node: str) -> list[Fact] | None:
-    """UnsortedSegmentSum by positions: the gradients of rows that were looked up several times, summed."""
+    """UnsortedSegmentSum by positions: the gradients of rows that were looked up several times, summed.
+
+    By the distinct ids themselves, as where the gradient of a regularization is added, it is a partial sum.
+    """
     data, positions, count = step.inputs(node)
     layout = positions.layout
+    if isinstance(layout, Distinct) and data.layout == replace(layout, is_sum=True):
+        step.require_layout(node, 2, REPLICATED)
+        dims = (count.value, *data.dims[1:]) if isinstance(count.value, Length) and data.dims else None
+        return step.all_outputs(node, SUM, dims)
     if not isinstance(layout, Positions) or data.axis != 0 or data.part != layout.part or positions.rank != 1:
         return None
     length = _count_distinct(layout.of, layout.part.batch)
