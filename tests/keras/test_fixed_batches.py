@@ -112,6 +112,7 @@ SHAPES = [
     lambda h: tf.reshape(tf.transpose(tf.reshape(h, [LENGTH, 2, 3]), [1, 0, 2]), [2, LENGTH, 3])[0],
     lambda h: tf.reshape(tf.reshape(h, [LENGTH, 2, 3])[:, :1], [LENGTH, 3]) - tf.reduce_mean(h),
     lambda h: tf.reshape(tf.reshape(h, [-1]), [LENGTH, 6]),
+    lambda h: tf.broadcast_to(h[:, None], [LENGTH, 4, 6])[:, 2],
     lambda h: tf.reshape(tf.tanh(tf.reshape(h, [LENGTH * 2, 3])), [LENGTH, 2, 3])[:, 1],
     lambda h: tf.reshape(tf.reshape(h, [LENGTH * 6, 1]), [LENGTH, 1, 3, 2])[:, 0, 1],
 ]

@@ -9,7 +9,9 @@ from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Dims, Fac
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.rules.values import compute_value, flatten_matrix
 from parallax.base.errors import GraphError
+from parallax.graph.batches import full_length
 from parallax.graph.lengths import ONE, Length, multiply
+from parallax.graph.view import node_of
 from parallax.plans.layouts import Pieces, Sharded, ShardedAxis
 
 _JOINS = ("Pack", "ConcatV2")
@@ -311,6 +313,9 @@ def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
     axes = [axis for axis, n in enumerate(dims) if step.part_of(n) is not None]
     if fact.axis is not None and fact.part is not None:
         axis = fact.axis + len(dims) - (fact.rank or 0)
+        if _is_declared(step, fact.part, dims[axis]):
+            step.localize_axis(node, 1, axis, fact.part)
+            return step.all_outputs(node, Sharded(axis, fact.part), (*dims[:axis], fact.part.length, *dims[axis + 1 :]))
         if dims[axis] != fact.part.length:
             return None
         step.localize(node, 1, axis, dims)
@@ -321,6 +326,12 @@ def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
             return step.all_outputs(node, fact.layout, dims)
         return step.all_outputs(node, REPLICATED if all(f.is_same for f in facts) else LENGTHS, dims)
     return _make_for_examples(step, node, 0, 1, axes, dims)
+
+
+def _is_declared(step: StepWalk, part: ShardedAxis, length: Length) -> bool:
+    """Whether a number of a front end's step is the length of a sharded axis for the declared global batch."""
+    declared = 0 if step.is_script else full_length(step.view.nodes[node_of(part.batch)])
+    return declared > 0 and length == Length.of(declared * part.blocks) * part.factor
 
 
 def fill(step: StepWalk, node: str) -> list[Fact] | None:
