@@ -12,6 +12,7 @@ from parallax.analysis.reading.lazy.updates import lazy_updates
 from parallax.functions.tracing.arguments import arguments_of
 from parallax.functions.tracing.step_graph import StepGraph
 from parallax.functions.tracing.trace_step import traced_step
+from parallax.graph.batches import mark_batch
 from parallax.graph.view import GraphView, node_of
 
 v1 = tf.compat.v1
@@ -62,7 +63,8 @@ def keras_step(optimizer, library=keras):
     layer = library.layers.Embedding(ROWS, WIDTH, name="table")
     layer.build((None,))
     layer.set_weights([TABLE])
-    optimizer.build(layer.trainable_variables)
+    if hasattr(optimizer, "build"):  # a legacy one of tf_keras makes its slots itself
+        optimizer.build(layer.trainable_variables)
 
     def step(ids):
         with tf.GradientTape() as tape:
@@ -74,6 +76,7 @@ def keras_step(optimizer, library=keras):
     traced = traced_step(step, arguments_of((np.zeros(6, np.int64),), {}), merges_rows=True)
     graph = StepGraph(traced.variables)
     made = graph.add("step", traced.concrete)
+    mark_batch(made.feeds[0], "step")
     values = {one.name: one.variable.numpy() for one in graph.list_variables()}
     return Step(graph.graph, made.feeds[0].name, made.run.name, values)
 

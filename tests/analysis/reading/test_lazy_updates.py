@@ -57,6 +57,7 @@ def hand_written_adam(loss, table):
         pytest.param(lambda: tf1_step(hand_written), id="hand-written momentum"),
         pytest.param(lambda: keras_step(KERAS.Adam(0.1)), id="Adam"),
         pytest.param(lambda: keras_step(KERAS.SGD(0.1, momentum=0.9)), id="momentum"),
+        pytest.param(lambda: keras_step(TF_KERAS.legacy.Adam(0.1), tf_keras), id="legacy Adam of a model"),
         slow("nesterov", lambda: keras_step(KERAS.SGD(0.1, momentum=0.9, nesterov=True))),
         slow("Adam with clipped elements", lambda: keras_step(KERAS.Adam(0.1, clipvalue=0.01))),
         slow("scheduled Adam", lambda: keras_step(KERAS.Adam(KERAS.schedules.ExponentialDecay(0.1, 10, 0.9)))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
+from parallax.graph.batches import is_of_script
 from parallax.graph.view import GraphView
 
 
@@ -20,6 +21,7 @@ class Order:
         self._bits = {node: 1 << number for number, node in enumerate(dict.fromkeys(nodes))}
         self._before: dict[str, int] = {}
         used: set[str] = set()
+        is_script = is_of_script(view)  # which may fetch any NoOp; a front end does so where nothing waits for it
         for node in view.topological_order():
             found = self._bits.get(node, 0)
             for needed in view.nodes_before(node):
@@ -29,12 +31,12 @@ class Order:
         self._ends = {
             node: before
             for node, before in self._before.items()
-            if before and (node not in used or view.op(node) == "NoOp")
+            if before and (node not in used or (is_script and view.op(node) == "NoOp"))
         }
 
     @cached_property
     def _ends_by_set(self) -> dict[int, list[str]]:
-        """A bit set -> the NoOps, and the nodes without consumers, that depend on its members."""
+        """A bit set -> a script's NoOps, and the nodes without consumers, that depend on its members."""
         ends_by_set: dict[int, list[str]] = {}
         for end, before in self._ends.items():
             ends_by_set.setdefault(before, []).append(end)
@@ -66,7 +68,7 @@ class Order:
         return one != other and bool(self.has(other, self._bits[one]))
 
     def ends_after(self, nodes: Iterable[str]) -> list[str]:
-        """The NoOps, and the nodes without consumers, that are or depend on any of some nodes; sorted."""
+        """A script's NoOps, and the nodes without consumers, that are or depend on any of some nodes; sorted."""
         sets = dict.fromkeys(before for node in nodes for before in self._sets_by_member.get(node, ()))
         return sorted(end for before in sets for end in self._ends_by_set[before])
 
