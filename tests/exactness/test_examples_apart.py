@@ -136,7 +136,16 @@ def views(x: Any, y: Any, w: Any, table: Any) -> Any:
     return both[:count] * both[count : 2 * count] - tf.exp(both[count:][:count, 1:2]) + both[2 * count :, None, 0]
 
 
+def scored(x: Any, y: Any, w: Any, table: Any) -> Any:
+    """The score of each example's tag at its first position, by an index that is concatenated in turn."""
+    scores = tf.reshape(x @ w, [-1, 2, 2])
+    first = tf.range(tf.shape(y)[0])[:, None]
+    places = tf.concat([tf.concat([first, tf.zeros_like(first)], -1), tf.cast(y[:, None] % 2, tf.int32)], -1)
+    return tf.gather_nd(scores, places)
+
+
 APART: dict[str, Program] = {
+    "scores of tags": scored,
     "views of examples": views,
     "normalized over channels": lambda x, y, w, table: tf.nn.local_response_normalization(images(x, w), 1),
     "dilated": morphed,

@@ -208,7 +208,12 @@ def find_first_numbers(step: StepWalk, node: str, slot: int, part: ShardedAxis) 
         rows = node_of(view.source(view.inputs(concatenation)[0]))
         if view.op(rows) == "Pack" and _is_along(step, rows, 0):
             concatenation, is_joined = rows, True
-    numbers = find_numbers(step, view.inputs(concatenation)[0] if is_joined else tensor, part, not is_joined)
+    while is_joined:
+        tensor = view.inputs(concatenation)[0]
+        concatenation = node_of(view.source(tensor))
+        if view.op(concatenation) != "ConcatV2" or not _is_along(step, concatenation, fact.rank - 1):
+            break
+    numbers = find_numbers(step, tensor, part, not is_joined)
     return numbers if numbers is None or not numbers.times else None  # sums are localized with all columns
 
 
