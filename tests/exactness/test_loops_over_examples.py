@@ -101,6 +101,18 @@ def add_in_a_branch(x: Any, y: Any, w: Any) -> Any:
     return tf.while_loop(lambda i, s: i < rows, turn, [0, 0.0])[1] / tf.cast(rows, F)
 
 
+def take_from_the_end(x: Any, y: Any, w: Any) -> Any:
+    """The last row with the first label, and so on."""
+    rows, pop = tf.shape(x)[0], tf.raw_ops.TensorListPopBack
+
+    def turn(i: Any, total: Any, left: Any) -> Any:
+        left, row = pop(input_handle=left, element_shape=[4], element_dtype=F)
+        return i + 1, total + miss(row, y[i], w), left
+
+    start = [0, 0.0, tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=[4])]
+    return tf.while_loop(lambda i, s, left: i < rows, turn, start)[1] / tf.cast(rows, F)
+
+
 APART: dict[str, Loss] = {
     "a map": lambda x, y, w: tf.reduce_mean(tf.square(tf.map_fn(lambda row: tf.tanh(project(row, w)), x) - y)),
     "pairs": within(miss),
@@ -129,6 +141,7 @@ MIXED: dict[str, Loss] = {
     ),
     "the next one": summed(lambda i, x, y, w: miss(x[tf.minimum(i + 1, tf.shape(x)[0] - 1)], y[i], w)),
     "from the other end": summed(lambda i, x, y, w: miss(x[tf.shape(x)[0] - 1 - i], y[i], w)),
+    "from the end of a list": take_from_the_end,
     "from the second on": summed(lambda i, x, y, w: miss(x[i], y[i], w), first=1),
     "a recurrence": lambda x, y, w: tf.reduce_mean(
         tf.square(tf.scan(lambda a, row: 0.5 * a + project(row, w), x, tf.zeros([3])) - y)

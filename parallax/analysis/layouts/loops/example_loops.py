@@ -17,7 +17,15 @@ from parallax.analysis.layouts.rules.facts import ExampleLoop, Fact
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.base.errors import GraphError
 from parallax.base.types import Value
-from parallax.graph.control_flow import MERGES, SWITCHES, LoopFrame, Unit, loop_conditions, predicate_of
+from parallax.graph.control_flow import (
+    MERGES,
+    SWITCHES,
+    LoopFrame,
+    Unit,
+    branches_of,
+    loop_conditions,
+    predicate_of,
+)
 from parallax.graph.lengths import Length
 from parallax.graph.view import NEXT_ITERATIONS, GraphView, node_of, split_tensor
 from parallax.plans.layouts import PerExample, Sharded, ShardedAxis
@@ -27,6 +35,8 @@ _LESS, _GREATER = ("Less",), ("Greater", "GreaterEqual")
 _ENTERS = ("Enter", "RefEnter")
 _FLOWS = {"TensorArrayGradV3": 1, "TensorArrayScatterV3": 3, "TensorArrayWriteV3": 3}
 """Ops that order accesses to an array: the input that they return after theirs."""
+
+_POPS = ("StackPopV2", "TensorListPopBack")
 
 Walk = Callable[[StepWalk, tuple[Unit, ...]], None]
 
@@ -51,7 +61,7 @@ def find_example_loop(step: StepWalk, frame: LoopFrame, walk: Walk) -> ExampleLo
         if f"{head}:0" in step.grown:
             return None
         if step_size is not None and isinstance(start.value, Length):
-            is_index = step_size == 1 and start.value == Length()
+            is_index = step_size == 1 and start.value == Length() and not variables.takes_from_the_end()
             counters[head] = PerExample(part, "index" if is_index else "count")
             ends[head] = start.value + part.length * Length.of(step_size)
         elif step.is_list(f"{head}:0"):
@@ -102,6 +112,14 @@ class _LoopVariables:
             return None
         part = self.step.part_of(counts[0])
         return part if part is not None and part.is_even else None
+
+    def takes_from_the_end(self) -> bool:
+        """Whether iterations take the entries' tensors in reverse: the number of an iteration is no entry's index."""
+        loops = [
+            [branch.predicate for branch in branches_of(self._view)[node] if branch.is_loop]
+            for node in self._view.nodes_of(_POPS)
+        ]
+        return any(one[-1:] == [self.frame.name] for one in loops)
 
     def is_constant(self, head: str) -> bool:
         """Whether every iteration passes a variable on unchanged."""

@@ -139,6 +139,8 @@ def _find_role(step: StepWalk, node: str) -> str | None:
         return None
     takers = {step.view.op(edge.node) for edge in step.view.takers(f"{node}:0")}
     if op in _COMPARISONS and takers <= _OF_DECISIONS:
+        if any(fact.is_same and fact.numbers() is None for fact in others):
+            raise ExamplesInteract(f"{node!r} compares the number of iterations with that of one process")
         step.keep_local(node)
         return "count"
     if op == "Pack" and roles[0] == "index" and all(fact.is_same for fact in others):
