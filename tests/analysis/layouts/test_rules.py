@@ -135,6 +135,8 @@ def sum_by_ids(x, w):
         (lambda x, w: tf.gradients(tf.square(tf.repeat(x, 2, 1)), x)[0], rows()),
         (lambda x, w: tf.gradients(tf.square(tf.concat([x, 2.0 * x], 1)), x)[0], rows()),
         (lambda x, w: tf.gradients(tf.concat([x, 2.0 * x], 0)[tf.shape(x)[0] :] ** 2, x)[0], rows()),
+        (lambda x, w: tf.concat([x, 2.0 * x], 0)[-tf.shape(x)[0] :], rows()),
+        (lambda x, w: tf.concat([x, 2.0 * x, -x], 0)[: -2 * tf.shape(x)[0]], rows()),
         (lambda x, w: repeated(lambda a: tf.tanh(a @ w), x), rows()),
         (lambda x, w: repeated(lambda a: a + tf.reduce_sum(x, 0), tf.zeros([4])), SUM),
         (lambda x, w: repeated(lambda a: tf.cumsum(a), x), SAME),

@@ -269,16 +269,17 @@ def _take_blocks(
 
 
 def _find_blocks(part: ShardedAxis, first: Length | None, last: Length | None) -> ShardedAxis | None:
-    """The blocks from one length to another, where both are multiples of a block."""
+    """The blocks from one length to another, where both are multiples of a block; negative ones count from the end."""
     if first is None or last is None:
         return None
     block = find_block(part).length
     begin, end = (Length() if n == Length() else n.divide(block) for n in (first, last))
     if begin is None or end is None or begin.number is None or end.number is None:
         return None
-    if not 0 <= begin.number < end.number <= part.blocks:
+    places = [n + part.blocks if n < 0 else n for n in (begin.number, end.number)]
+    if not 0 <= places[0] < places[1] <= part.blocks:
         return None
-    return ShardedAxis(part.batch, part.factor, end.number - begin.number)
+    return ShardedAxis(part.batch, part.factor, places[1] - places[0])
 
 
 def slice_plainly(step: StepWalk, node: str) -> list[Fact] | None:

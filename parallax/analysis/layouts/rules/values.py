@@ -129,10 +129,10 @@ def _broadcast(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | No
 
 
 def _negate(fact: Fact) -> Value | None:
-    scalars = fact.numbers()
-    if scalars is None:
+    known = fact.complete_values()
+    if known is None:
         return None
-    return tuple(Length.of(-n) for n in scalars) if isinstance(fact.value, tuple) else Length.of(-scalars[0])
+    return tuple(Length() - one for one in known) if isinstance(fact.value, tuple) else Length() - known[0]
 
 
 def _select(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
