@@ -15,6 +15,8 @@ from tests.equality.cases import Case, cases
 from tests.equality.in_memory import InMemory
 from tests.equality.test_equality import check
 
+pytestmark = pytest.mark.rotates(days=3)
+
 
 class Workers(NamedTuple):
     """Some workers in memory, with some servers.

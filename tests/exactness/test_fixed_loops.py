@@ -16,6 +16,8 @@ from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.construction import record
 from tests.exactness.loss_trials import tried
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 record.install()
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tests.exactness.loss_trials import tried
 
+pytestmark = pytest.mark.rotates(days=3)
+
 v1 = tf.compat.v1
 F = tf.float64
 FEEDS = {

@@ -10,6 +10,8 @@ import tensorflow as tf
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by, plan_of_fit
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers = keras.layers
 _random = np.random.RandomState(0)
 X, IMAGES = _random.randn(22, 6).astype("f"), _random.rand(22, 8, 8, 3).astype("f")

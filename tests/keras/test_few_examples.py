@@ -9,6 +9,8 @@ import tf_keras
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by, plain_fit_of
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers, ops = keras.layers, keras.ops
 EXAMPLES, BATCH = 9, 8
 """The last batch of an epoch has one example."""

@@ -8,6 +8,8 @@ import tensorflow as tf
 from parallax.keras.fitting import read_fit
 from tests.keras.here import check
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers = keras.layers
 IDS = np.random.RandomState(0).randint(0, 12, (22, 3)).astype("int32")
 X = np.random.RandomState(1).rand(22, 4).astype("float32")

@@ -19,6 +19,8 @@ from parallax.plans.plan import one_host
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by, plan_of_fit, read
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers, ops = keras.layers, keras.ops
 LENGTH, ROWS, TOKENS = 8, 40, 50
 _DRAWN = np.random.RandomState(1)

@@ -10,6 +10,8 @@ from parallax.base.errors import GraphError
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by_two
 
+pytestmark = pytest.mark.rotates(days=3)
+
 ROWS = 12
 X = np.random.RandomState(0).randn(ROWS, 6).astype("float32")
 IDS = np.random.RandomState(1).randint(0, 9, (ROWS, 6))

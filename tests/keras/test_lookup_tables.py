@@ -10,6 +10,8 @@ from parallax.functions.tracing.step_graph import StepGraph
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by_two, plan_of_fit
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers = keras.layers
 WORDS = ["red", "green", "blue", "black", "white"]
 ROWS = 13  # batches of five, cut into two and three, and a last one of three

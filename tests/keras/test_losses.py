@@ -15,6 +15,8 @@ from parallax.transform.building.all_to_all import ALL_REDUCE
 from parallax.transform.passes.fused_all_reduces import members_of, unfuse_view
 from tests.keras.workers import KerasJob, cut, difference, in_keras, means_of, seeded
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers = keras.layers
 CUTS = {5: ([3, 2], [0, 5]), 7: ([2, 2, 1, 2], [3, 4]), 1: ([0, 0, 1, 0],)}
 """By the length of the whole batch how many rows of it each worker has."""

@@ -12,6 +12,8 @@ from parallax.functions.tracing.written_variables import check_sums, find_sums, 
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers, ops = keras.layers, keras.ops
 MOST = 1e-5
 ROWS = 23  # in batches of 6: the last has 5, and that of validation 1

@@ -31,6 +31,8 @@ from tests.keras.test_layouts import (
 from tests.keras.test_layouts import X as FEATURES
 from tests.keras.two_here import fit_by, plain_fit_of, read
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers, ops = keras.layers, keras.ops
 WEIGHTS = np.random.RandomState(2).rand(22).astype("f")
 

@@ -16,6 +16,8 @@ from parallax.base.errors import ConfigError
 from parallax.keras.model_steps import step_graph, traced_training
 from tests.keras.in_memory import EXAMPLES, IDS, Trained, Workers, model, spec
 
+pytestmark = pytest.mark.rotates(days=3)
+
 O = keras.optimizers  # noqa: E741
 HAS_MUON = hasattr(O, "Muon") and not keras.__version__.startswith("3.12.")
 """Keras 3.12's own Muon asks TensorFlow's variables for a path, which they do not have."""

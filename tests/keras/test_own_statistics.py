@@ -12,6 +12,8 @@ from parallax.functions.tracing.batch_norm_setting import statistics_of
 from tests.keras.here import difference
 from tests.keras.two_here import fit_by_two, plain_fit_of, plan_of_fit
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers = keras.layers
 X = np.random.RandomState(0).randn(13, 6, 6, 2).astype("float32")
 Y = np.random.RandomState(1).rand(13, 1).astype("float32")

@@ -10,6 +10,8 @@ from parallax.keras.fitting import read_fit
 from tests.keras.here import difference
 from tests.keras.two_here import fit_by_two, plain_fit_of, plan_of_fit
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers = tf_keras.layers
 ROWS = 13  # batches of five, cut into two and three, and a last one of three
 X = np.random.RandomState(1).rand(ROWS, 4).astype("float32")

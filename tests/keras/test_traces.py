@@ -13,6 +13,8 @@ import tensorflow as tf
 from tests.keras.here import difference, fit_plainly, outcome
 from tests.keras.two_here import fit_by
 
+pytestmark = pytest.mark.rotates(days=3)
+
 layers, ops = keras.layers, keras.ops
 ROWS = 37
 X, Y = (np.random.RandomState(seed).randn(ROWS, width).astype(np.float32) for seed, width in ((1, 6), (2, 3)))

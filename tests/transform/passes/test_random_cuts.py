@@ -18,6 +18,8 @@ from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker
 from parallax.transform.pipeline import transform
 
+pytestmark = pytest.mark.rotates(days=3)
+
 SEED, GRAPHS, CUTS, REPLICAS = 20261128, 50, 20, 2
 
 
