@@ -54,7 +54,7 @@ def find_example_loop(step: StepWalk, frame: LoopFrame, walk: Walk) -> ExampleLo
     if part is None:
         return None
     counters, ends = dict[str, PerExample](), dict[str, Length]()
-    sums, lists, additions = set[str](), set[str](), set[str]()
+    sums, additions = set[str](), set[str]()
     for head in frame.heads:
         start = step.facts[variables.starts[head]]
         step_size = variables.find_step(head)
@@ -65,7 +65,7 @@ def find_example_loop(step: StepWalk, frame: LoopFrame, walk: Walk) -> ExampleLo
             counters[head] = PerExample(part, "index" if is_index else "count")
             ends[head] = start.value + part.length * Length.of(step_size)
         elif step.is_list(f"{head}:0"):
-            lists.add(head)
+            continue  # the rules of lists say what iterations may do
         elif (chain := variables.find_additions(head)) is None:
             return None
         elif variables.are_branches_alone(chain):
@@ -76,7 +76,7 @@ def find_example_loop(step: StepWalk, frame: LoopFrame, walk: Walk) -> ExampleLo
                 return None
             sums.add(head)
             additions |= chain
-    return ExampleLoop(part, counters, ends, sums, additions, lists)
+    return ExampleLoop(part, counters, ends, sums, additions)
 
 
 @dataclass(frozen=True)

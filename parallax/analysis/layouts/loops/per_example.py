@@ -65,11 +65,11 @@ def visit_in_loop(step: StepWalk, loop: ExampleLoop, node: str) -> list[Fact] | 
         return step.all_outputs(node, PerExample(loop.part, role))
     if any(isinstance(fact.layout, PerExample) for fact in facts) or _is_chosen_by_example(step, node):
         _require_of_example(step, node, range(len(facts)))
-        return _visit_as_replicated(step, loop, node)
+        return _apply_rule(step, loop, node)
     return None
 
 
-def _visit_as_replicated(step: StepWalk, loop: ExampleLoop, node: str) -> list[Fact]:
+def _apply_rule(step: StepWalk, loop: ExampleLoop, node: str) -> list[Fact]:
     """The results of an op on an example's tensors: their lengths are those of its results on replicated ones."""
     tensors = step.view.inputs(node)
     before = {tensor: step.facts[tensor] for tensor in tensors}

@@ -95,7 +95,6 @@ class ExampleLoop:
         ends: head -> a counter's value after the last iteration, in the program of one process.
         sums: the heads of sums of the entries' terms.
         additions: the nodes that add the terms, and the ends of branches in which they, or nothing, are.
-        lists: the heads of lists.
     """
 
     part: ShardedAxis
@@ -103,7 +102,6 @@ class ExampleLoop:
     ends: Mapping[str, Length]
     sums: Set[str]
     additions: Set[str]
-    lists: Set[str]
 
 
 def shift_axis(layout: Layout, by: int) -> Layout:

@@ -70,7 +70,7 @@ class UpdateLengths:
         view, by_name, left = self._view, {node.name: node for node in opened.node}, ""
         for node in (one for one in view.nodes if one in self._forward and one in self._inputs.of_batches):
             edges, may_count = _find_lengths(view, node, length)
-            origins = [node_of(_find_stated(view, tensor)[0]) for tensor in view.inputs(node)]
+            origins = [node_of(_find_number_source(view, tensor)[0]) for tensor in view.inputs(node)]
             may_count = may_count and self._measured.keys().isdisjoint(origins)
             batch = self._inputs.find(node) if edges and not self._is_in_loop(node) else ""
             for edge in edges if batch else ():
@@ -205,14 +205,14 @@ def _find_leaves(view: GraphView, edge: Edge, length: int) -> list[Edge] | None:
 
 def _find_number(view: GraphView, tensor: str) -> float | None:
     """A constant scalar, or the first entry of a constant shape."""
-    stated, is_entry = _find_stated(view, tensor)
+    stated, is_entry = _find_number_source(view, tensor)
     value = view.constant(stated)
     if value is None or value.ndim != is_entry or value.dtype.kind not in "iuf":
         return None
     return float(value.flat[0])
 
 
-def _find_stated(view: GraphView, tensor: str) -> tuple[str, bool]:
+def _find_number_source(view: GraphView, tensor: str) -> tuple[str, bool]:
     """(the tensor that states a number, whether the number is the first entry of that tensor)."""
     tensor = _find_origin(view, tensor)
     node = node_of(tensor)
