@@ -101,6 +101,13 @@ def add_in_a_branch(x: Any, y: Any, w: Any) -> Any:
     return tf.while_loop(lambda i, s: i < rows, turn, [0, 0.0])[1] / tf.cast(rows, F)
 
 
+def read_reversed(x: Any, y: Any, w: Any) -> Any:
+    """An array of all examples, read by the index of the global batch."""
+    rows = tf.shape(x)[0]
+    xs, ys = tf.TensorArray(F, rows).unstack(tf.reverse(x, [0])), tf.TensorArray(F, rows).unstack(y)
+    return summed(lambda i, x, y, w: miss(xs.read(i), ys.read(i), w))(x, y, w)
+
+
 def take_from_the_end(x: Any, y: Any, w: Any) -> Any:
     """The last row with the first label, and so on."""
     rows, pop = tf.shape(x)[0], tf.raw_ops.TensorListPopBack
@@ -141,6 +148,7 @@ MIXED: dict[str, Loss] = {
     ),
     "the next one": summed(lambda i, x, y, w: miss(x[tf.minimum(i + 1, tf.shape(x)[0] - 1)], y[i], w)),
     "from the other end": summed(lambda i, x, y, w: miss(x[tf.shape(x)[0] - 1 - i], y[i], w)),
+    "a reversed array": read_reversed,
     "from the end of a list": take_from_the_end,
     "from the second on": summed(lambda i, x, y, w: miss(x[i], y[i], w), first=1),
     "a recurrence": lambda x, y, w: tf.reduce_mean(

@@ -64,8 +64,9 @@ def visit_in_loop(step: StepWalk, loop: ExampleLoop, node: str) -> list[Fact] | 
     if (role := _find_role(step, node)) is not None:
         return step.all_outputs(node, PerExample(loop.part, role))
     if any(isinstance(fact.layout, PerExample) for fact in facts) or _is_chosen_by_example(step, node):
-        _require_of_example(step, node, range(len(facts)))
-        return _apply_rule(step, loop, node)
+        found = _apply_rule(step, loop, node)
+        _require_of_example(step, node, range(len(facts)))  # last: a rule that requires an input withdraws this
+        return found
     return None
 
 
