@@ -175,7 +175,8 @@ def transform(
             check_pass(editor, rewrites, one_pass.__name__)
     _keep_fetchable(editor)
     changed = editor.finish()
-    keep_write_order(changed, view, editor.redirected, (*editor.replaced, *editor.constants))
+    freed = {edge for edge, other in editor.waits_for.items() if other is None}
+    keep_write_order(changed, view, editor.redirected, (*editor.replaced, *editor.constants), freed)
     set_seeds(changed, frozenset(rewrites.equal_random_ops), worker.among_all)
     bring_into_loops(changed)
     run_in_order(changed)

@@ -17,7 +17,13 @@ from parallax.graph.view import NEXT_ITERATIONS, Edge, GraphView, node_of, tenso
 _NOTHING: frozenset[str] = frozenset()
 
 
-def keep_write_order(changed: GraphDef, view: GraphView, edges: Iterable[Edge], replaced: Iterable[str]) -> None:
+def keep_write_order(
+    changed: GraphDef,
+    view: GraphView,
+    edges: Iterable[Edge],
+    replaced: Iterable[str],
+    freed: Set[tuple[str, str]] = frozenset(),
+) -> None:
     """Adds control inputs to nodes that would otherwise no longer run after a write.
 
     Args:
@@ -25,9 +31,10 @@ def keep_write_order(changed: GraphDef, view: GraphView, edges: Iterable[Edge], 
         view: the user's graph.
         edges: the edges that read other tensors than in it.
         replaced: the nodes that compute their results otherwise.
+        freed: (node, control input for which it waits no longer).
     """
     branches = branches_of(view)
-    writes = _find_writes_before(view, branches)
+    writes = _find_writes_before(view, branches, freed)
     of_nodes = {
         name: before
         for name in dict.fromkeys([*(edge.node for edge in edges), *replaced])
@@ -53,7 +60,9 @@ def _can_wait(own: Branches, of_write: Branches) -> bool:
     return own[: len(of_write)] == of_write and not any(branch.is_loop for branch in own[len(of_write) :])
 
 
-def _find_writes_before(view: GraphView, branches: Mapping[str, Branches]) -> dict[str, frozenset[str]]:
+def _find_writes_before(
+    view: GraphView, branches: Mapping[str, Branches], freed: Set[tuple[str, str]]
+) -> dict[str, frozenset[str]]:
     """Node -> the control inputs, of it and of the nodes that compute it, that write state or wait for a write.
 
     With them are those in a loop or a branch: a node there runs only if they do.
@@ -65,7 +74,8 @@ def _find_writes_before(view: GraphView, branches: Mapping[str, Branches]) -> di
         if not has_written.isdisjoint(nodes_before) or state_op(view.op(node), len(view.inputs(node))) is not None:
             has_written.add(node)
         before = {writes[one] for one in map(node_of, view.inputs(node)) if one in writes} if writes else set()
-        own = frozenset(one for one in view.controls(node) if one in has_written or branches[one])
+        controls = [one for one in view.controls(node) if (node, one) not in freed]
+        own = frozenset(one for one in controls if one in has_written or branches[one])
         if own or before:
             writes[node] = own.union(*before)
     return writes

@@ -306,9 +306,10 @@ class _Build:
         self._editor.redirect(one.edges, filled)
 
     def local_shape(self, one: LocalShape) -> None:
-        """Makes an edge read a shape with one per-worker axis, and all others of one process."""
+        """Makes an edge read a shape with some per-worker axes, and all others of one process."""
         editor, edge = self._editor, one.edge
         tensor = editor.view.inputs(edge.node)[edge.slot]
         whole = self._global.find_value(tensor)
-        local_length = editor.batch_weights[one.batch].take_length(whole[one.axis : one.axis + 1])
-        editor.redirect([edge], tf.concat([whole[: one.axis], local_length, whole[one.axis + 1 :]], 0))
+        end = one.axis + one.count
+        local_lengths = editor.batch_weights[one.batch].take_length(whole[one.axis : end])
+        editor.redirect([edge], tf.concat([whole[: one.axis], local_lengths, whole[end:]], 0))
