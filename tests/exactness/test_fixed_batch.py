@@ -443,6 +443,20 @@ def test_constants_derived_from_the_batch_length_are_distinguished(case: str) ->
     assert captured.is_opened or "takes may be the batch size, be computed from it, or" in captured.means
 
 
+def test_a_weight_of_examples_is_no_divisor_of_their_sum_before_all_axes_are_open() -> None:
+    """The weight 0.1 of ten rows is one over their number; numbers of the rows are a constant of fixed length."""
+
+    def build(rows: int | None) -> Any:
+        h = v1.placeholder(tf.float32, [rows, 4], name="x") @ v1.get_variable("w", [4, 4])
+        weights = 0.1 * tf.cast(tf.range(2 * (rows or 0)), tf.float32)[:, None]
+        weighted = tf.concat([h, h], 0) * tf.cast(tf.range(2 * (rows or 0)), tf.float32)[:, None] * 0.1
+        loss = tf.reduce_mean(tf.square(weighted - 1.0)) + tf.reduce_mean(tf.concat([h, h], 0) * weights)
+        return v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    found = tried(build, {"x": lambda rng, n: rng.randn(n, 4)}, is_open=False)
+    assert (found.kind, found.notes) == ("equal", ()), found
+
+
 @pytest.mark.parametrize("case", ["halves", "the larger half"])
 def test_a_half_of_the_batch_as_long_as_a_width_is_no_width(case: str) -> None:
     rows = 12

@@ -116,6 +116,15 @@ class BatchConstants:
                 self._open_any(opened, by_name[node])
         return len(self.changes.names) > count
 
+    def open_divisors(self, inferred: GraphView, opened: GraphDef) -> bool:
+        """Changes the divisors of sums over the batch, which are known once all axes are open; arguments as before."""
+        by_name = {node.name: node for node in opened.node}
+        count = len(self.changes.names)
+        for node in self._view.nodes:
+            if node in self._forward and node not in self.changes.names:
+                self._open_divisor(inferred, opened, by_name[node])
+        return len(self.changes.names) > count
+
     def find_unclassified(self, inferred: GraphView) -> str:
         """The first node with a constant that may depend on the batch, by its length or value, after all changes."""
         measured = {constant for constant, one in self._measured.items() if inferred.shape(one.tensor) is not None}
@@ -139,8 +148,9 @@ class BatchConstants:
             self._open_comparison(inferred, node)
         elif node.op in CUTS:
             self._open_cut(inferred, opened, node)
+        elif node.op == "SplitV":
+            self._open_sizes(inferred, opened, node)
         elif node.op in (*DIVIDES, *MULTIPLIES):
-            self._open_divisor(inferred, opened, node)
             self._computed.open_product(opened, node)
         elif node.op in LISTS:
             self.open_list(opened, node)
@@ -241,8 +251,27 @@ class BatchConstants:
                 name, tensor = f"{node.name}/{slot}", self._view.inputs(node.name)[slot]
                 node.input[slot] = add_shape(opened, batch, name, bounds, {axis: place // self._length}, tensor)
 
+    def _open_sizes(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
+        """Makes the pieces of an axis along the batch multiples of its length, if they were so."""
+        tensor, sizes, place = self._view.inputs(node.name)
+        axis, along, numbers = (
+            find_open_axis(self._view, inferred, tensor),
+            self._view.constant(place),
+            find_vector(self._view, sizes),
+        )
+        rank = len(self._view.shape(tensor) or ())
+        if axis is None or along is None or numbers is None or int(along) % rank != axis:
+            return
+        factors = {entry: int(n) // self._length for entry, n in enumerate(numbers) if n != -1}
+        if all(n == -1 or (n > 0 and n % self._length == 0) for n in numbers) and (
+            batch := self.changes.find_batch(node.name)
+        ):
+            self.changes.names.add(node.name)
+            node.input[1] = add_shape(opened, batch, node.name, numbers, factors, sizes)
+
     def _open_divisor(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
-        factor = self._divisors.find_factor(inferred, node.name)
+        is_scaled = node.op in (*DIVIDES, *MULTIPLIES)
+        factor = self._divisors.find_factor(inferred, node.name) if is_scaled else 0
         if factor and (batch := self.changes.find_batch(node.name)):
             self.changes.names.add(node.name)
             dtype, tensor = inferred.dtype(f"{node.name}:0"), self._view.inputs(node.name)[1]

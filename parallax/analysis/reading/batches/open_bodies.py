@@ -26,7 +26,7 @@ from parallax.graph.view import GraphView, Shape, node_of, tensor_name
 
 CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 _SHAPES = "_output_shapes"
-_MOST_PASSES = 12
+_MOST_PASSES = 100
 
 
 def infer_shapes(graph_def: GraphDef) -> GraphView:
@@ -194,7 +194,8 @@ class OpenBodies:
         seen = infer_shapes(body)
         is_settled, passes = False, 0
         while not is_settled and passes < _MOST_PASSES:
-            is_settled = not constants.change(seen, body) and not inner.change(seen, body, nodes, constants)
+            is_changed = constants.change(seen, body) or inner.change(seen, body, nodes, constants)
+            is_settled = not is_changed and not constants.open_divisors(seen, body)
             seen, passes = seen if is_settled else infer_shapes(body), passes + 1
         is_classified = (
             is_settled

@@ -47,7 +47,7 @@ SCOPE = "parallax_opened"
 _UNKNOWN = "constants of that size may be the batch size or a layer width"
 _UNKNOWN_OF = "a constant that op {!r} takes may be the batch size, be computed from it, or be unrelated"
 _UNREAD = "op {!r} would take the batch size from an input that not all of its runs read"
-_MOST_PASSES, _MOST_LETTERS = 12, 120
+_MOST_PASSES, _MOST_LETTERS = 100, 120
 _REFERENCES = ("VariableV2", "Variable")
 _LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
 _NOT_DERIVED = (
@@ -135,7 +135,8 @@ def open_fixed_batch(
             seen, before = GraphView(graph.as_graph_def(add_shapes=True)), opened.SerializeToString(deterministic=True)
             if _open_delivered(view, seen, opened, records):
                 continue
-            if not constants.change(seen, opened) and not bodies.change(seen, opened, running, constants):
+            is_changed = constants.change(seen, opened) or bodies.change(seen, opened, running, constants)
+            if not is_changed and not constants.open_divisors(seen, opened):
                 left = constants.find_unclassified(seen) or unknown or updates.open_shapes(seen, opened, length)
                 is_classified = constants.changes.are_classified and bodies.are_classified and not left
                 is_classified = is_classified and not UnclassifiedConstants(

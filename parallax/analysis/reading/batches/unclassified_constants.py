@@ -180,7 +180,7 @@ class UnclassifiedConstants:
             is_along = axis is not None and (op in _TAKES_PARTS or axis == self._find_axis(inferred, node))
             return is_along and self._numbers.is_place(int(places.max(initial=0)))
         if op in ("Unpack", "SplitV"):
-            return axis is not None and axis == self._find_axis(inferred, node)
+            return axis is not None and axis == self._find_axis(inferred, node) and node not in self._changed
         if op in ("While", "StatelessWhile"):
             return any(self._numbers.is_last(self._find_integer(inferred, tensor)) for tensor in inputs[2:])
         if op not in _INDICES:
