@@ -274,17 +274,19 @@ class FedLength:
 
 @dataclass(frozen=True, slots=True)
 class LocalShape:
-    """`edge` reads a shape of which one axis alone is per-worker; other lengths are those of the global batch.
+    """`edge` reads a shape of which some axes are per-worker; other lengths are those of the global batch.
 
     Attributes:
         edge: the input that reads the shape, which is made of lengths or replicated.
-        axis: the per-worker axis.
-        batch: the batch along whose examples the axis is sharded.
+        axis: the first per-worker axis.
+        batch: the batch along whose examples the axes are sharded.
+        count: the number of adjacent per-worker axes.
     """
 
     edge: Edge
     axis: int
     batch: str
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)

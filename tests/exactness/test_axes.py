@@ -154,3 +154,28 @@ def test_tensors_joined_along_any_axis_are_the_one_process_s() -> None:
 def test_loops_and_branches_are_the_one_process_s(control_flow_v2: bool) -> None:
     found = outcome_of(LOOPS, control_flow_v2)
     assert (found.kind, found.message) == ("equal", "")
+
+
+SIZES: dict[str, Callable[[Any], list[Any]]] = {
+    "halves": lambda n: [n, n],
+    "the rest": lambda n: [n, -1],
+    "a third and two": lambda n: [n, 2 * n],
+    "all but a third": lambda n: [-1, n],
+}
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("case", SIZES)
+def test_views_of_a_batch_are_split_by_its_length(case: str, is_open: bool) -> None:
+    """As domain adaptation splits the features of source and target examples."""
+
+    def build(rows: int | None) -> Any:
+        x = v1.placeholder(tf.float32, [rows, 4], name="x")
+        sizes = SIZES[case](rows or tf.shape(x)[0])
+        h = tf.concat([x, -x, x * x][: 2 if case == "halves" else 3], 0) @ v1.get_variable("w", [4, 4])
+        one, other = tf.split(h, sizes, 0)
+        loss = tf.reduce_mean(tf.square(one @ v1.get_variable("v", [4, 2]))) + tf.reduce_mean(tf.tanh(other))
+        return v1.train.AdamOptimizer(0.1).minimize(loss)
+
+    found = tried(build, {"x": lambda rng, n: rng.randn(n, 4)}, is_open=is_open)
+    assert (found.kind, found.notes, found.gathers) == ("equal", (), ()), found

@@ -109,6 +109,20 @@ def test_the_declared_length_of_a_dataset_s_batches_is_that_of_the_global_batch(
     assert difference(outcome(functools.partial(fit_by, 3), script), outcome(fit_plainly, script)) < 1e-5
 
 
+def _step_by_step(h: Any) -> Any:
+    """A recurrence that begins with zeros, and stores its states in an array of the declared shape."""
+    states = tf.TensorArray(tf.float32, 3, element_shape=[LENGTH, 6])
+    body = lambda n, state, out: (n + 1, tf.tanh(state + h), out.write(n, state))  # noqa: E731
+    _, last, out = tf.while_loop(lambda n, *_: n < 3, body, [0, tf.zeros([LENGTH, 6]), states])
+    return last + out.stack()[2] + out.read(1)
+
+
+def _of_halves(h: Any) -> Any:
+    both = tf.concat([h, tf.tanh(h)], 0)
+    one, other = tf.split(both * both, [LENGTH, LENGTH])
+    return both[:LENGTH] * both[LENGTH:] + one - other
+
+
 SHAPES = [
     lambda h: tf.reshape(h, [LENGTH, 6]),
     lambda h: tf.reshape(tf.transpose(tf.reshape(h, [LENGTH, 2, 3]), [1, 0, 2]), [2, LENGTH, 3])[0],
@@ -117,6 +131,9 @@ SHAPES = [
     lambda h: tf.broadcast_to(h[:, None], [LENGTH, 4, 6])[:, 2],
     lambda h: tf.reshape(tf.tanh(tf.reshape(h, [LENGTH * 2, 3])), [LENGTH, 2, 3])[:, 1],
     lambda h: tf.reshape(tf.reshape(h, [LENGTH * 6, 1]), [LENGTH, 1, 3, 2])[:, 0, 1],
+    _step_by_step,
+    lambda h: tf.scan(lambda state, one: tf.tanh(state + one), tf.stack([h, -h]), tf.zeros([LENGTH, 6]))[-1],
+    _of_halves,
 ]
 
 

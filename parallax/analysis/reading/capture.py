@@ -32,6 +32,7 @@ from parallax.analysis.reading.construction.recorded_gradients import (
 )
 from parallax.analysis.reading.lazy.row_sums import with_rows_added_once
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
+from parallax.analysis.reading.list_shapes import open_list_shapes
 from parallax.analysis.reading.lowering.functional_control_flow import (
     conditional_of,
     connect_optionals,
@@ -184,6 +185,7 @@ def capture(
     inlined, calls = _flat(graph_def, (synchronous and has_front_end) if lowers_all is None else lowers_all)
     inlined = take_rows_of_variables(inlined)
     has_layouts = synchronous and by_layouts is not False
+    inlined = open_list_shapes(inlined) if has_front_end and synchronous else inlined
     plain, expanded = with_plain_normalizations(inlined) if has_layouts else (inlined, {})
     has_plain, inlined = plain is not inlined, plain
     names = [op.name for op in graph.get_operations()]

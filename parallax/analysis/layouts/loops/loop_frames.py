@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from parallax.analysis.layouts.loops.example_loops import Walk, find_example_loop
 from parallax.analysis.layouts.loops.per_example import visit_inner_loop
 from parallax.analysis.layouts.rules.branches import INSIDE, are_zeros, join_turns, see_outside
-from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, SUM, ExampleLoop, Fact
+from parallax.analysis.layouts.rules.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, ExampleLoop, Fact
 from parallax.analysis.layouts.rules.stacks import record_elements
 from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk, is_partial
 from parallax.base.errors import GraphError
@@ -159,7 +159,12 @@ def _settle(
         joined_facts = {head: fact for head, fact in joined_by_head.items() if fact is not None}
         if len(joined_facts) < len(joined_by_head):
             return None
-        facts, stored = joined_facts, inner.stored
+        has_changed = any(
+            one.layout not in (BLANK, facts[head].layout) and not step.is_list(f"{head}:0")
+            for head, one in joined_facts.items()
+        )
+        empty = {head: start for head in facts if (start := starts[begins[head][0]]).layout == BLANK}
+        facts, stored = joined_facts | (empty if has_changed else {}), inner.stored
     return None
 
 
@@ -329,6 +334,8 @@ def _is_own(inner: StepWalk, tensor: str, after: Layout) -> bool:
         return True
     if before == LENGTHS and after == REPLICATED:
         return _is_computable(inner, tensor)
+    if before == REPLICATED and isinstance(after, Sharded):
+        return after.part.is_even
     return before in (REPLICATED, SUM) and after == COUNTED
 
 

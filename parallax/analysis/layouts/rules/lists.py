@@ -8,6 +8,7 @@ from parallax.analysis.layouts.rules.branches import are_zeros
 from parallax.analysis.layouts.rules.elementwise import elementwise
 from parallax.analysis.layouts.rules.facts import BLANK, LENGTHS, REPLICATED, Dims, Fact, Value, shift_axis
 from parallax.analysis.layouts.rules.indexed_ops import find_numbers
+from parallax.analysis.layouts.rules.reshaping import is_declared
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.graph.lengths import Length
 from parallax.plans.layouts import Partial, PerExample, Sharded, ShardedAxis
@@ -47,19 +48,17 @@ def list_from_tensor(step: StepWalk, node: str) -> list[Fact] | None:
 def stack_list(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListStack, and TensorListGather of some tensors of a list."""
     fact = step.inputs(node)[0]
-    if fact.layout == BLANK or isinstance(fact.layout, PerExample) or _is_fixed(step, node, fact):
+    if fact.layout == BLANK or isinstance(fact.layout, PerExample):
         return None
-    if fact.part is not None and fact.axis == 0:
-        is_gather = step.view.op(node) == "TensorListGather"
-        if is_gather or step.may_stack_none(fact.part, f"{node}:0"):
-            return None
-    if step.view.op(node) == "TensorListGather":
+    is_gather = step.view.op(node) == "TensorListGather"
+    if fact.part is not None and fact.axis == 0 and (is_gather or step.may_stack_none(fact.part, f"{node}:0")):
+        return None
+    if not _localize_shape(step, node, 2 if is_gather else 1, fact):
+        return None
+    if is_gather:
         step.require_layout(node, 1, REPLICATED)
-        step.keep_local(node, [2])
         return step.all_outputs(node, fact.layout)
-    if isinstance(fact.layout, Sharded):
-        step.keep_local(node, [1])
-    else:
+    if not isinstance(fact.layout, Sharded):
         step.require_layout(node, 1, REPLICATED)
     return step.all_outputs(node, fact.layout, fact.dims)
 
@@ -78,19 +77,17 @@ def set_item(step: StepWalk, node: str) -> list[Fact] | None:
 def pop_back(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListPopBack: the list, and its last tensor."""
     fact = step.inputs(node)[0]
-    if is_of_examples(fact) or _is_fixed(step, node, fact):
+    if is_of_examples(fact) or not _localize_shape(step, node, 1, fact):
         return None
-    step.keep_local(node, [1])
     return [fact, _take_item(step, f"{node}:1", fact)]
 
 
 def get_item(step: StepWalk, node: str) -> list[Fact] | None:
     """TensorListGetItem."""
     fact = step.inputs(node)[0]
-    if is_of_examples(fact) or _is_fixed(step, node, fact):
+    if is_of_examples(fact) or not _localize_shape(step, node, 2, fact):
         return None
     step.require_layout(node, 1, REPLICATED)
-    step.keep_local(node, [2])
     return [_take_item(step, f"{node}:0", fact)]
 
 
@@ -197,13 +194,20 @@ def _find_count(step: StepWalk, node: str) -> ShardedAxis | None:
     return step.part_of(count.value) if isinstance(count.value, Length) else None
 
 
-def _is_fixed(step: StepWalk, node: str, fact: Fact) -> bool:
-    """Whether the shape that an op passes for a sharded list's tensors has the length of one process as a constant."""
-    shape = step.inputs(node)[-1].values()
-    if not fact.axis or shape is None or len(shape) < fact.axis:
-        return False
-    length = shape[fact.axis - 1]
-    return length is not None and (length.number or 0) > 0
+def _localize_shape(step: StepWalk, node: str, slot: int, fact: Fact) -> bool:
+    """Makes a node read the shape of a list's tensors with per-worker lengths.
+
+    Returns:
+        Whether the shape is that of a worker's tensors: not where it has another constant length of one process.
+    """
+    shape = step.inputs(node)[slot].values() or ()
+    length = shape[fact.axis - 1] if fact.axis and len(shape) >= fact.axis else None
+    if fact.axis and fact.part is not None and length is not None and (length.number or 0) > 0:
+        if not is_declared(step, fact.part, length):
+            return False
+        step.localize_axis(node, slot, fact.axis - 1, fact.part)
+    step.keep_local(node, [slot])
+    return True
 
 
 def _make_list(item: Fact, number: Length) -> Fact:

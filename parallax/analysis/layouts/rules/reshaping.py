@@ -313,7 +313,7 @@ def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
     axes = [axis for axis, n in enumerate(dims) if step.part_of(n) is not None]
     if fact.axis is not None and fact.part is not None:
         axis = fact.axis + len(dims) - (fact.rank or 0)
-        if _is_declared(step, fact.part, dims[axis]):
+        if is_declared(step, fact.part, dims[axis]):
             step.localize_axis(node, 1, axis, fact.part)
             return step.all_outputs(node, Sharded(axis, fact.part), (*dims[:axis], fact.part.length, *dims[axis + 1 :]))
         if dims[axis] != fact.part.length:
@@ -328,10 +328,17 @@ def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
     return _make_for_examples(step, node, 0, 1, axes, dims)
 
 
-def _is_declared(step: StepWalk, part: ShardedAxis, length: Length) -> bool:
+def is_declared(step: StepWalk, part: ShardedAxis, length: Length) -> bool:
     """Whether a number of a front end's step is the length of a sharded axis for the declared global batch."""
+    return length != part.length and restate_length(step, part, length) == part.length
+
+
+def restate_length(step: StepWalk, part: ShardedAxis, length: Length) -> Length:
+    """The length of some blocks of a sharded axis, where a front end's step states it for the declared global batch."""
     declared = 0 if step.is_script else full_length(step.view.nodes[node_of(part.batch)])
-    return declared > 0 and length == Length.of(declared * part.blocks) * part.factor
+    blocks = length.divide(Length.of(declared) * part.factor) if declared > 0 else None
+    count = blocks.number if blocks is not None and blocks.number is not None else 0
+    return replace(part, blocks=count).length if count > 0 else length
 
 
 def fill(step: StepWalk, node: str) -> list[Fact] | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from parallax.analysis.layouts.rules.facts import Fact
-from parallax.analysis.layouts.rules.reshaping import find_block, keep_plain
+from parallax.analysis.layouts.rules.reshaping import find_block, keep_plain, restate_length
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.rules.values import flatten_matrix
 from parallax.graph.lengths import ONE, Length
@@ -26,15 +27,32 @@ def split(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def split_by_sizes(step: StepWalk, node: str) -> list[Fact] | None:
-    """SplitV, along another axis than the sharded one."""
+    """SplitV, along another axis than the sharded one, or into some of its blocks each."""
     fact, sizes, place = step.inputs(node)
     values, along = sizes.values(), _find_axis(fact, place)
-    if fact.part is not None and values is not None and len(set(map(str, values))) > 1:
-        if along is None or along == fact.axis:
-            return None
+    if fact.part is not None and along in (None, fact.axis):
+        return None if along is None or values is None else _split_blocks(step, node, fact.part, values)
     stated = [None if one is None or one.number == -1 else one for one in values or ()]
     parts = _split(step, node, fact, along, stated or [None] * len(step.view.outputs(node)))
     return parts if parts is None else _add_values(step, node, parts, fact, sizes.numbers())
+
+
+def _split_blocks(step: StepWalk, node: str, part: ShardedAxis, sizes: Sequence[Length | None]) -> list[Fact] | None:
+    """The pieces of a sharded axis, of sizes that are multiples of a block; -1 for the rest."""
+    fact, block = step.inputs(node)[0], find_block(part).length
+    lengths = [None if one is None else restate_length(step, part, one) for one in sizes]
+    counts = [None if one is None else one if one.number == -1 else one.divide(block) for one in lengths]
+    numbers = [0 if one is None else one.number or 0 for one in counts]
+    numbers = [part.blocks - sum(numbers) - 1 if one == -1 else one for one in numbers]
+    if fact.axis is None or min(numbers) < 1 or sum(numbers) != part.blocks:
+        return None
+    step.localize_axis(node, 1, 0, part, len(sizes))
+    pieces = [replace(part, blocks=count) for count in numbers]
+    return [
+        piece
+        for tensor, one in zip(step.view.outputs(node), pieces, strict=True)
+        for piece in _make_pieces(step, [tensor], fact, Sharded(fact.axis, one), fact.axis, [one.length])
+    ]
 
 
 def _add_values(step: StepWalk, node: str, parts: list[Fact], fact: Fact, sizes: list[int] | None) -> list[Fact] | None:
@@ -60,24 +78,29 @@ def _split(
 ) -> list[Fact] | None:
     if fact.part is None or fact.axis is None:
         if is_partial(fact):
-            return _make_pieces(step, node, fact, fact.layout, along, sizes)
+            return _make_pieces(step, step.view.outputs(node), fact, fact.layout, along, sizes)
         plain = keep_plain(step, node, step.inputs(node))
-        return plain and _make_pieces(step, node, fact, plain[0].layout, along, sizes)
+        return plain and _make_pieces(step, step.view.outputs(node), fact, plain[0].layout, along, sizes)
     if along is None:
         return None
     if along != fact.axis:
-        return _make_pieces(step, node, fact, fact.layout, along, sizes)
+        return _make_pieces(step, step.view.outputs(node), fact, fact.layout, along, sizes)
     if len(sizes) != fact.part.blocks:
         return None
-    return _make_pieces(step, node, fact, Sharded(fact.axis, find_block(fact.part)), along, sizes)
+    return _make_pieces(step, step.view.outputs(node), fact, Sharded(fact.axis, find_block(fact.part)), along, sizes)
 
 
 def _make_pieces(
-    step: StepWalk, node: str, fact: Fact, layout: Layout, along: int | None, sizes: Sequence[Length | None]
+    step: StepWalk,
+    tensors: Sequence[str],
+    fact: Fact,
+    layout: Layout,
+    along: int | None,
+    sizes: Sequence[Length | None],
 ) -> list[Fact]:
     """The pieces of a tensor, which keep the lengths of its other axes."""
     pieces = []
-    for tensor, size in zip(step.view.outputs(node), sizes, strict=True):
+    for tensor, size in zip(tensors, sizes, strict=True):
         piece = step.fact(tensor, layout)
         if along is not None and piece.dims is not None and fact.dims is not None:
             length = piece.dims[along] if size is None else size
@@ -110,10 +133,10 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
         if step_of != ONE:
             return None
         if not whole:
-            part = _take_blocks(fact.part, begin, end, masks, entry)
+            part = _take_blocks(step, fact.part, begin, end, masks, entry)
     if part is None:
         return None
-    _localize_places(step, node, range(1, 4), entry)
+    _localize_places(step, node, (1, 2), entry, fact.part)
     known = step.fact(f"{node}:0", Sharded(result, part)).dims
     count = len(begin) - bin(masks["ellipsis"]).count("1") - bin(masks["shrink_axis"]).count("1")
     dims = list(known or (ONE,) * max(count, *(left + 1 for _, left in place.values() if left is not None)))
@@ -148,12 +171,17 @@ def _measure(length: Length, bounds: list[Fact], masks: dict[str, int], entry: i
     return length - Length.of((first or 0) - (last or 0))
 
 
-def _localize_places(step: StepWalk, node: str, slots: Iterable[int], entry: int | None) -> None:
+def _localize_places(step: StepWalk, node: str, slots: Iterable[int], entry: int | None, part: ShardedAxis) -> None:
     """Limits a slice's begin and end to the worker's piece, where they are positions on the sharded axis."""
     for slot in slots:
         values = step.inputs(node)[slot].values()
-        if values is not None and entry is not None and step.part_of(values[entry]) is not None:
+        place = values[entry] if values is not None and entry is not None else None
+        if place is None or values is None or entry is None:
+            continue
+        if step.part_of(place) is not None:
             step.localize(node, slot, entry, values)
+        elif restate_length(step, part, place) != place:
+            step.localize_axis(node, slot, entry, part)
 
 
 def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
@@ -175,20 +203,19 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     masks = _read_masks(step, node)
     place = _find_axes(len(begin), masks, len(dims))
     axis, entry = next((axis, entry) for axis, (entry, result) in place.items() if result == fact.axis)
-    if dims[axis].number is not None and not step.is_script:  # a number of a front end's is one of the global batch
-        return _fill_around_whole_axis(step, node, fact.axis, fact.part)
+    dims = (*dims[:axis], restate_length(step, fact.part, dims[axis]), *dims[axis + 1 :])
     part: ShardedAxis | None = fact.part
     if dims[axis] != fact.part.length:
-        part = _find_whole(fact.part, dims[axis], facts[1:4], masks, entry)
+        part = _find_whole(step, fact.part, dims[axis], facts[1:4], masks, entry)
     if part is None:
         return None
     step.localize(node, 0, axis, dims)
-    _localize_places(step, node, range(1, 4), entry)
+    _localize_places(step, node, (1, 2), entry, part)
     return step.all_outputs(node, Sharded(axis, part), dims)
 
 
 def _find_whole(
-    part: ShardedAxis, length: Length, bounds: list[Fact], masks: dict[str, int], entry: int | None
+    step: StepWalk, part: ShardedAxis, length: Length, bounds: list[Fact], masks: dict[str, int], entry: int | None
 ) -> ShardedAxis | None:
     """The sharding of an axis of which some blocks were taken, by that of the blocks; None if others were taken."""
     count = length.divide(find_block(part).length)
@@ -196,7 +223,7 @@ def _find_whole(
     if entry is None or count is None or not count.number or stride is None or stride[entry] != ONE:
         return None
     whole = ShardedAxis(part.batch, part.factor, count.number)
-    return whole if _take_blocks(whole, begin, end, masks, entry) == part else None
+    return whole if _take_blocks(step, whole, begin, end, masks, entry) == part else None
 
 
 def _fill_around_whole_axis(step: StepWalk, node: str, along: int, part: ShardedAxis) -> list[Fact] | None:
@@ -256,6 +283,7 @@ def _find_axes(entries: int, masks: dict[str, int], rank: int) -> dict[int, tupl
 
 
 def _take_blocks(
+    step: StepWalk,
     part: ShardedAxis,
     begin: list[Length | None] | None,
     end: list[Length | None] | None,
@@ -265,14 +293,15 @@ def _take_blocks(
     """The blocks of an axis that a strided slice takes."""
     first = Length() if masks["begin"] >> entry & 1 else begin[entry] if begin is not None else None
     last = part.length if masks["end"] >> entry & 1 else end[entry] if end is not None else None
-    return _find_blocks(part, first, last)
+    return _find_blocks(step, part, first, last)
 
 
-def _find_blocks(part: ShardedAxis, first: Length | None, last: Length | None) -> ShardedAxis | None:
+def _find_blocks(step: StepWalk, part: ShardedAxis, first: Length | None, last: Length | None) -> ShardedAxis | None:
     """The blocks from one length to another, where both are multiples of a block; negative ones count from the end."""
     if first is None or last is None:
         return None
     block = find_block(part).length
+    first, last = (restate_length(step, part, n) for n in (first, last))
     begin, end = (Length() if n == Length() else n.divide(block) for n in (first, last))
     if begin is None or end is None or begin.number is None or end.number is None:
         return None
@@ -298,10 +327,10 @@ def slice_plainly(step: StepWalk, node: str) -> list[Fact] | None:
         last: Length | None = fact.part.length
     else:
         last = first + count if first is not None and count is not None else None
-    part = _find_blocks(fact.part, first, last)
+    part = _find_blocks(step, fact.part, first, last)
     if part is None:
         return None
-    _localize_places(step, node, (1, 2), fact.axis)
+    _localize_places(step, node, (1, 2), fact.axis, fact.part)
     inferred = step.fact(f"{node}:0", Sharded(fact.axis, part)).dims or ()
     dims = [n if stated is None or stated.number == -1 else stated for n, stated in zip(inferred, size, strict=False)]
     return step.all_outputs(node, Sharded(fact.axis, part), tuple(dims) or None)

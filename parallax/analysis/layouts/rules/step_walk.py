@@ -223,10 +223,10 @@ class StepWalk:
             self.localize_axis(node, slot, axis, part)
         self.keep_local(node, [slot])
 
-    def localize_axis(self, node: str, slot: int, axis: int, part: ShardedAxis) -> None:
-        """Makes a node read a replicated shape with the per-worker length of an axis of the given sharding."""
+    def localize_axis(self, node: str, slot: int, axis: int, part: ShardedAxis, count: int = 1) -> None:
+        """Makes a node read a replicated shape with the per-worker lengths of some axes of the given sharding."""
         if part.is_even:
-            self.shapes.append(LocalShape(Edge(node, slot), axis, part.batch))
+            self.shapes.append(LocalShape(Edge(node, slot), axis, part.batch, count))
         else:  # the length has no per-worker share: the next traversal makes the node read replicated inputs
             self.gathered.add(node)
 
