@@ -396,6 +396,8 @@ def test_lookups_whose_shapes_have_two_types_give_one_gradient() -> None:
 DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "a mean of all pairs": lambda v, n: tf.reduce_sum(tf.square(v[:, None] - v[None])) / (n * (n - 1)),
     "a variance without bias": lambda v, n: tf.reduce_sum(tf.square(v - tf.reduce_mean(v))) / (n - 1),
+    "a variance by a cast": lambda v, n: tf.reduce_sum(tf.square(v - tf.reduce_mean(v))) / tf.cast(n - 1, tf.float32),
+    "places in reverse": lambda v, n: tf.reduce_mean(v * tf.gather(tf.sin(v), n - 1 - tf.range(n))),
     "a corrected variance": lambda v, n: tf.sqrt(tf.math.reduce_variance(v) * (n / (n - 1))),
     "a mean beside one more": lambda v, n: tf.square(1 / (n + 1) * v[0] + (1 - 1 / (n + 1)) * tf.reduce_mean(v)),
     "a sum by the root": lambda v, n: tf.reduce_sum(tf.sin(v)) / n**0.5,

@@ -27,7 +27,7 @@ LENGTH_SLOT = {
 iterations.
 """
 DIVIDES, MULTIPLIES = ("RealDiv", "Div", "DivNoNan"), ("Mul",)
-_CLIPS = ("Maximum", "Minimum")
+_CLIPS, _SHIFTS = ("Maximum", "Minimum"), ("Add", "AddV2", "Sub")
 CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
 ARRAYS = ("TensorArrayV3", "TensorArrayGatherV3")
 _TAKES = ("Gather", "GatherV2", "TopK", "TopKV2")
@@ -115,7 +115,7 @@ class UnclassifiedConstants:
             maker = node_of(tensor)
             is_own = inferred.op(maker) == "Const" and maker in self._forward and f"{node}@{slot}" not in self._changed
             is_own = is_own and maker not in self._classified
-            value = inferred.constant(tensor) if is_own else None
+            value = inferred.constant(tensor) if is_own else self._read_cast(inferred, tensor)
             is_number = value is not None and value.ndim == 0 and inferred.op(node) == "Cast"
             is_shape = find_shape_slots(inferred.op(node))[slot : slot + 1] == (True,)
             is_array = not is_shape and not self._lies_along_widths(inferred, node, slot)
@@ -129,6 +129,14 @@ class UnclassifiedConstants:
             if is_number and self._numbers.is_multiple(float(value or 0)):
                 return True
         return False
+
+    def _read_cast(self, inferred: GraphView, tensor: str) -> Array | None:
+        """The float to which an integer is cast, `tf.cast(n - 1, tf.float32)`; None if a tensor is something else."""
+        cast = node_of(tensor)
+        if inferred.op(cast) != "Cast" or cast not in self._forward or f"{cast}@0" in self._changed:
+            return None
+        is_integer = self._find_integer(inferred, inferred.inputs(cast)[0]) > 0
+        return inferred.constant(tensor) if is_integer else None
 
     def _lies_along_widths(self, inferred: GraphView, node: str, slot: int) -> bool:
         """Whether an elementwise op combines an input, along axes of the fixed length, with axes that stay fixed.
@@ -181,6 +189,10 @@ class UnclassifiedConstants:
             return is_along and self._numbers.is_place(int(places.max(initial=0)))
         if op in ("Unpack", "SplitV"):
             return axis is not None and axis == self._find_axis(inferred, node) and node not in self._changed
+        if op in _SHIFTS:
+            numbers = [self._find_integer(inferred, tensor) for tensor in inputs]
+            counts = [self._counts_examples(inferred, tensor) for tensor in inputs]
+            return any(self._numbers.is_last(one) and other for one, other in zip(numbers, counts[::-1], strict=True))
         if op in ("While", "StatelessWhile"):
             return any(self._numbers.is_last(self._find_integer(inferred, tensor)) for tensor in inputs[2:])
         if op not in _INDICES:
@@ -190,6 +202,12 @@ class UnclassifiedConstants:
             made = self._view.shape(f"{node}:0") or ()
             return self._numbers.is_last(number) and any(n and self._numbers.may_be_length(n) for n in made)
         return self._numbers.is_last(number)
+
+    def _counts_examples(self, inferred: GraphView, tensor: str) -> bool:
+        """Whether a tensor has the numbers of a batch's examples."""
+        while inferred.op(node_of(tensor)) in (*_COPIES, "ExpandDims", "Reshape", "StridedSlice"):
+            tensor = inferred.inputs(node_of(tensor))[0]
+        return inferred.op(node_of(tensor)) == "Range" and find_open_axis(self._view, inferred, tensor) is not None
 
     def _find_batch_axis(self, inferred: GraphView, tensor: str) -> int | None:
         """The open axis of a tensor, unless the fixed graph has it too, as that of distinct ids."""
