@@ -53,11 +53,11 @@ class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         powers = [tf.cast(power, dtype) for power in self._powers()]
         return self._rule.update(gradient, value, slots, tf.cast(self._rate_tensor, dtype), powers)
 
-    def _list_stored(self, variable: Variable) -> list[Variable]:
+    def _list_slots(self, variable: Variable) -> list[Variable]:
         return [self.get_slot(variable, slot.name) for slot in self._rule.slots]
 
     def _apply_dense(self, grad: Tensor, var: Variable) -> Operation:
-        stored, write = self._list_stored(var), v1.assign if self._rule.replaces else v1.assign_sub
+        stored, write = self._list_slots(var), v1.assign if self._rule.replaces else v1.assign_sub
         value = tf.convert_to_tensor(var) if self._rule.replaces else None
         change, slots = self._apply_rule(grad, value, [tf.convert_to_tensor(one) for one in stored])
         with v1.control_dependencies([change, *slots]):  # a read of a reference variable is no copy
@@ -74,7 +74,7 @@ class _TrainsByRow(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     def _resource_apply_sparse(self, grad: Tensor, handle: Variable, indices: Tensor) -> Operation:
         """Updates the rows of `indices`, which are distinct; written values are computed from values read before."""
-        stored, write = self._list_stored(handle), v1.scatter_update if self._rule.replaces else v1.scatter_sub
+        stored, write = self._list_slots(handle), v1.scatter_update if self._rule.replaces else v1.scatter_sub
         value = tf.gather(handle, indices) if self._rule.replaces else None
         change, slots = self._apply_rule(grad, value, [tf.gather(one, indices) for one in stored])
         pairs = zip(stored, slots, strict=True)

@@ -170,7 +170,7 @@ def _find_steps(captured: CapturedGraph, initial: Set[str]) -> Set[str]:
 
 def _first_walk(facts: GraphFacts, order: list[str]) -> Walk:
     """Assumes that variables named like slots are slots; where one is not, the traversal finds the slots itself."""
-    alone = Assumptions({part: part for part in facts.tables}, local_variables=_find_kept_by_each(facts.captured))
+    alone = Assumptions({part: part for part in facts.tables}, local_variables=_find_worker_variables(facts.captured))
     named = _expect_slots(facts.captured, facts.tables)
     try:
         walk = _walk(facts, replace(alone, table_of={**alone.table_of, **named}), order)
@@ -182,7 +182,7 @@ def _first_walk(facts: GraphFacts, order: list[str]) -> Walk:
     return _walk(facts, alone, order)
 
 
-def _find_kept_by_each(captured: CapturedGraph) -> frozenset[str]:
+def _find_worker_variables(captured: CapturedGraph) -> frozenset[str]:
     """Variables of which each worker has a part, or, where workers take steps of their own, that are declared local."""
     variables, nodes = captured.variables, captured.view.nodes
     return frozenset(

@@ -262,7 +262,7 @@ def _inherit(walk: Walk, node: str, op: str) -> None:
     if op in NEXT_ITERATIONS or (op in MERGES and is_loop_merge(walk.view, node)):
         states.append(LOCAL)
     elif op in MERGES:  # the inputs of a branch's constants do not show when the branch is taken
-        states.append(walk.condition(_find_left(walk, node)))
+        states.append(walk.condition(_find_ended_branches(walk, node)))
     elif _differs(walk, node, op):
         states.append(LOCAL)
     walk.set_all(node, find_worst_state(states))
@@ -283,7 +283,7 @@ def _differs(walk: Walk, node: str, op: str) -> bool:
     return differs(op, walk.facts.equal_randomness)
 
 
-def _find_left(walk: Walk, merge: str) -> Branches:
+def _find_ended_branches(walk: Walk, merge: str) -> Branches:
     """The branches that a Merge ends."""
     here = len(walk.facts.branches[merge])
     return tuple(dict.fromkeys(b for t in walk.view.inputs(merge) for b in branches_at(walk.view, t)[here:]))

@@ -22,14 +22,14 @@ def find_everywhere(view: GraphView) -> frozenset[str]:
     """The nodes that exist on each stage."""
     variables = {node for node in view.nodes_of(["VarHandleOp"]) if _is_scalar(view, node)}
     while True:
-        computed = _find_made(view, variables)
+        computed = _find_computable(view, variables)
         changing = {node for node in variables if not _is_read_everywhere(view, node, computed)}
         if not changing:
             return frozenset(computed | variables)
         variables -= changing
 
 
-def _find_made(view: GraphView, variables: set[str]) -> set[str]:
+def _find_computable(view: GraphView, variables: set[str]) -> set[str]:
     """The nodes computed from constants, feeds and some variables."""
     branches, computed = branches_of(view), set(variables)
     for node in view.topological_order():

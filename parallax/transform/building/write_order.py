@@ -47,7 +47,7 @@ def keep_write_order(
         name: [] if node.op in NEXT_ITERATIONS else [node_of(tensor_name(one)) for one in node.input]
         for name, node in nodes.items()
     }
-    seen = _find_seen(needed, of_nodes, _NOTHING.union(*of_nodes.values()))
+    seen = _find_writes_seen(needed, of_nodes, _NOTHING.union(*of_nodes.values()))
     for name, before in of_nodes.items():
         for write in sorted(before - seen[name]):
             if _can_wait(branches[name], branches[write]) and name not in _find_ancestors(needed, write):
@@ -81,7 +81,7 @@ def _find_writes_before(
     return writes
 
 
-def _find_seen(
+def _find_writes_seen(
     needed: Mapping[str, Sequence[str]], begin: Iterable[str], writes: Set[str]
 ) -> dict[str, frozenset[str]]:
     """Node -> the writes on which it depends, for some nodes and all that they depend on."""

@@ -83,7 +83,7 @@ def _visit_iterations(step: StepWalk, frame: LoopFrame, walk: Walk, loop: Exampl
     """Assigns the layouts with which every iteration begins; returns whether there are such."""
     brought = set[str]() if loop is None else _find_incomplete_entries(step, frame, loop)
     while (inner := _settle(step, frame, walk, brought, loop)) is not None:
-        more = _find_brought(step, frame, inner)
+        more = _find_replicated_inputs(step, frame, inner)
         if more == set():
             _adopt(step, frame, inner, brought)
             return True
@@ -197,13 +197,13 @@ def _find_begin(step: StepWalk, head: str, starts: Mapping[str, Fact]) -> tuple[
     return enters[0], turns[0], starts[enters[0]].is_same and are_zeros(view, view.inputs(enters[0])[0])
 
 
-def _find_brought(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> set[str] | None:
+def _find_replicated_inputs(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> set[str] | None:
     """The entries that must be replicated; None where that does not help."""
     if inner.example_loop is not None:
         return _find_completions(inner, set()) if _communicates_nothing(inner) else None
     if not all(_are_alike(inner, *inner.grown[f"{head}:0"]) for head in frame.heads if f"{head}:0" in inner.grown):
         return None
-    completed = _find_completions(inner, {f"{enter}:0" for enter in frame.enters}, _find_left(step, frame, inner))
+    completed = _find_completions(inner, {f"{enter}:0" for enter in frame.enters}, _find_results(step, frame, inner))
     return None if completed is None else {node_of(tensor) for tensor in completed}
 
 
@@ -221,7 +221,7 @@ def _are_alike(inner: StepWalk, rows: str, numbers: str) -> bool:
     return is_local or (isinstance(fact.layout, Pieces) and isinstance(other.layout, Pieces))
 
 
-def _find_left(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
+def _find_results(step: StepWalk, frame: LoopFrame, inner: StepWalk) -> list[str]:
     """The tensors whose last value is read outside; a list of known lengths contains those of each iteration."""
     view, tensors = step.view, []
     for tensor, fact in inner.facts.items():

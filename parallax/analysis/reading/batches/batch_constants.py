@@ -25,8 +25,8 @@ from parallax.analysis.reading.batches.open_lengths import (
     SHAPE_SLOT,
     find_open_axis,
     find_open_lengths,
-    find_picked,
     find_reshaped_axes,
+    find_selected_entries,
     find_shape_value,
     find_vector,
     fixed_shape,
@@ -365,7 +365,11 @@ class BatchConstants:
         for node in opened.node:
             for slot, input_name in enumerate(node.input if node.name in self._forward else ()):
                 if input_name in (constant, f"{constant}:0") and (node.op, slot) != ("Reshape", 1):
-                    if node.op == "StridedSlice" and slot == 0 and axis not in find_picked(self._view, node.name):
+                    if (
+                        node.op == "StridedSlice"
+                        and slot == 0
+                        and axis not in find_selected_entries(self._view, node.name)
+                    ):
                         self.changes.names.add(f"{node.name}@{slot}")
                         continue
                     node.input[slot] = made

@@ -17,7 +17,7 @@ import numpy as np
 from parallax.analysis.reading.batches.batch_lengths import add_length, add_shape
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.changes import Changes
-from parallax.analysis.reading.batches.open_lengths import JOINS, find_open_axis, find_picked
+from parallax.analysis.reading.batches.open_lengths import JOINS, find_open_axis, find_selected_entries
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import GraphView, node_of
@@ -133,7 +133,7 @@ class ComputedShapes:
             return [(node, axis) for axis in range(len(self._view.shape(inputs[0]) or ()))]
         if op not in ("StridedSlice", "GatherV2") or self._view.op(node_of(inputs[0])) != "Shape":
             return []
-        picked = self._view.constant(inputs[1]) if op == "GatherV2" else find_picked(self._view, node)
+        picked = self._view.constant(inputs[1]) if op == "GatherV2" else find_selected_entries(self._view, node)
         return [] if picked is None else [(node_of(inputs[0]), int(axis)) for axis in np.reshape(picked, [-1])]
 
     def _list_constant(self, node: str, slot: int) -> list[_Entry]:

@@ -104,7 +104,7 @@ def fixed_shape(view: GraphView, tensor: str) -> Dims | None:
     return None if shape is None or None in shape else tuple(n for n in shape if n is not None)
 
 
-def find_picked(view: GraphView, node: str) -> list[int]:
+def find_selected_entries(view: GraphView, node: str) -> list[int]:
     """The entries of a vector that a slice selects."""
     vector, *bounds = view.inputs(node)
     values = [view.constant(tensor) for tensor in bounds]

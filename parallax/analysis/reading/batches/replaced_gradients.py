@@ -53,7 +53,7 @@ def replace_gradients(
         if count and all(old in instead or old not in read for old in old_outputs):
             any_new = next(instead[old] for old in old_outputs if old in instead)
             _become(nodes[name], [instead.get(old, any_new) for old in old_outputs])
-    changed.node.extend(_find_kept(nodes, old_gradients, delivered))
+    changed.node.extend(_drop_old_gradients(nodes, old_gradients, delivered))
     return changed
 
 
@@ -107,7 +107,7 @@ def _find_of_batch(nodes: Mapping[str, NodeDef]) -> set[str]:
     return _reach(takers, [name for name, node in nodes.items() if is_opened(node)])
 
 
-def _find_kept(nodes: Mapping[str, NodeDef], old_gradients: Set[str], delivered: Set[str]) -> list[NodeDef]:
+def _drop_old_gradients(nodes: Mapping[str, NodeDef], old_gradients: Set[str], delivered: Set[str]) -> list[NodeDef]:
     """The nodes without those of old gradients on which nothing depends; delivered ones stay under their names."""
     needed = {name: [node_of(one) for one in node.input] for name, node in nodes.items()}
     needed_nodes = _reach(needed, (nodes.keys() - old_gradients) | (delivered & nodes.keys()))
