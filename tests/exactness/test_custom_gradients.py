@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import function
 
 from ops.exactness.trial import Outcome
 from parallax.analysis.graph_to_plan import analyse
@@ -216,3 +217,14 @@ def test_a_gradient_that_makes_variables_leaves_the_batch_fixed() -> None:
     outcome = try_fixed(scaled)
     assert outcome.kind == "equal", outcome
     assert any("a custom gradient makes the variable" in note for note in outcome.notes)
+
+
+def test_a_function_that_defines_its_own_gradient_leaves_the_batch_fixed() -> None:
+    """The inlined function of a Defun would be differentiated without that gradient."""
+
+    @function.Defun(F, python_grad_func=lambda op, dy: -3.0 * dy, shape_func=lambda op: [op.inputs[0].shape])
+    def reverse(z: Any) -> Any:
+        return z * 1.0
+
+    outcome = try_fixed(reverse)
+    assert outcome.kind == "equal" and any("defines its own gradient" in note for note in outcome.notes), outcome

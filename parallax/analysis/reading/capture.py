@@ -20,6 +20,7 @@ from parallax.analysis.reading.batches.find_open_batches import mark_open_batche
 from parallax.analysis.reading.batches.fixed_lengths import state_fixed_lengths
 from parallax.analysis.reading.batches.open_fixed_batch import OpenedGraph, open_fixed_batch
 from parallax.analysis.reading.batches.unstated_shapes import list_unstated_placeholders, state_shapes
+from parallax.analysis.reading.construction.custom_gradients import find_defined_gradient
 from parallax.analysis.reading.construction.digests import fingerprint
 from parallax.analysis.reading.construction.launcher_graph import export_graph
 from parallax.analysis.reading.construction.measured_tensors import measured_in
@@ -50,6 +51,7 @@ from parallax.graph.row_updates import row_update_ops
 from parallax.graph.spec import OPEN_SHAPE, Part
 from parallax.graph.view import VARIABLES, GraphView, Shape, node_of
 
+_DEFINED = "the function called by {!r} defines its own gradient, which is not derived again for another batch size"
 _HIDDEN = "gradients are taken inside a loop or a conditional"
 _FOLLOWED = (
     "Config(layouts=False) is only for graphs that a script builds. For Keras and parallax.function, Parallax knows "
@@ -215,11 +217,12 @@ def capture(
         by_layouts = _mark_batches(view, initial, records)
         if by_layouts and lowers_all is None and has_control_flow(view.graph_def):
             return capture(graph, digest, by_row, requested, lowers_all=True, states_lengths=states_lengths)
-        opened = (
-            _HIDDEN
-            if by_layouts or hidden
-            else open_fixed_batch(view, records, initial, read_contexts(graph), measured_in(graph))
-        )
+        opened: OpenedGraph | str = _HIDDEN
+        if not by_layouts and not hidden:
+            defined = find_defined_gradient(graph, calls)
+            contexts = read_contexts(graph)
+            opened = _DEFINED.format(defined) if defined else ""
+            opened = opened or open_fixed_batch(view, records, initial, contexts, measured_in(graph))
         if view is not before and not isinstance(opened, OpenedGraph):
             return capture(graph, digest, by_row, requested, lowers_all=lowers_all, states_lengths=False)
         if isinstance(opened, OpenedGraph):

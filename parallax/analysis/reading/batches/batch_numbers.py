@@ -90,7 +90,7 @@ class IntegerClassifier:
     def is_size(self, value: float) -> bool:
         """Whether an integer may be the number of entries of a batch tensor along some of its axes."""
         size = round(value) if np.isclose(value, np.round(value)) and 0 < value < _TOO_LONG else 0
-        return size == self._length or size in self.lengths.sizes
+        return size == self._length or (size > 1 and size in self.lengths.sizes)
 
     def is_multiple(self, value: float) -> bool:
         """Whether a number, or its reciprocal, is a multiple of the batch length: a sum may be divided by it."""

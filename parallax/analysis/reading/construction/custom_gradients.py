@@ -7,7 +7,7 @@ graph that was imported from the script's, a copy of the closure holds the tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -19,6 +19,8 @@ from tensorflow.python.framework import ops
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import variable_scope
 
+from parallax.analysis.reading.construction.launcher_graph import map_functions
+from parallax.analysis.reading.lowering.inline import InlinedCall
 from parallax.base.types import Graph, Operation
 from parallax.graph.view import VARIABLES
 
@@ -28,6 +30,20 @@ _READ = "_graph_element"
 """The tensor as which TensorFlow uses a resource variable."""
 _TYPE, _CUSTOM = "_gradient_op_type", "CustomGradient-"
 _COPY = "Parallax"
+
+
+def find_defined_gradient(graph: Graph, calls: Iterable[InlinedCall]) -> str:
+    """The first call of a function that defines its own gradient, as a `Defun` may; empty if there is none.
+
+    Autodiff of the inlined function would not know of that gradient.
+    """
+    renamed = map_functions(graph)
+    defined = {
+        renamed.get(name, name)
+        for name, function in graph._functions.items()
+        if any(getattr(function, one, None) for one in ("python_grad_func", "grad_func_name"))
+    }
+    return next((call.name for call in calls if call.function in defined), "")
 
 
 @contextmanager
