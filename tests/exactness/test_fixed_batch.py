@@ -333,6 +333,28 @@ def test_sums_of_a_fixed_batch_are_the_one_process_s(case: str) -> None:
     assert (found.kind, found.message) == ("equal", "")
 
 
+SCALED: dict[str, Callable[[Any, int], Any]] = {
+    "half a sum by the length": lambda rows, n: tf.reduce_sum(tf.square(rows)) / (2 * n),
+    "the inverse of twice the length by a sum": lambda rows, n: 1.0 / (2 * n) * tf.reduce_sum(tf.square(rows)),
+    "terms by twice the length": lambda rows, n: tf.reduce_sum(tf.square(rows) / (2 * n)),
+    "a weight by the length": lambda rows, n: 0.3 / n * tf.reduce_sum(tf.square(rows)),
+    "a sum by ten times the length": lambda rows, n: tf.reduce_sum(tf.square(rows)) / (10.0 * n),
+    "a sum by a part of the length": lambda rows, n: tf.reduce_sum(tf.square(rows)) / (0.7 * n),
+    "an unrelated divisor": lambda rows, n: tf.reduce_sum(tf.square(rows)) / 100.0,
+}
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_a_multiple_of_the_length_divides_sums_of_the_global_batch(case: str) -> None:
+    def build(rows: int | None) -> Any:
+        ids = v1.placeholder(tf.int64, [rows], name="ids")
+        rows_of = tf.gather(v1.get_variable("table", [11, 4]), ids)
+        return v1.train.GradientDescentOptimizer(0.1).minimize(SCALED[case](rows_of, rows or 0))
+
+    found = tried(build, {"ids": lambda rng, rows: rng.randint(0, 11, [rows])}, is_open=False, rows=7)
+    assert (found.kind, found.message) == ("equal", "")
+
+
 def test_losses_across_a_fixed_batch_are_there_beside_batch_norm() -> None:
     """The old gradients of the batch norm, whose constants have the old length, are part of no result."""
 
@@ -401,6 +423,9 @@ DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "a corrected variance": lambda v, n: tf.sqrt(tf.math.reduce_variance(v) * (n / (n - 1))),
     "a mean beside one more": lambda v, n: tf.square(1 / (n + 1) * v[0] + (1 - 1 / (n + 1)) * tf.reduce_mean(v)),
     "a sum by the root": lambda v, n: tf.reduce_sum(tf.sin(v)) / n**0.5,
+    "a sum by nine times the length": lambda v, n: tf.reduce_sum(tf.square(v)) / (9 * n),
+    "a weight by the length": lambda v, n: 0.7 / n * tf.reduce_sum(tf.square(v)),
+    "terms by nine times the length": lambda v, n: tf.reduce_sum(tf.square(v) / (9 * n)),
     "bits for each entry": lambda v, n: tf.reduce_sum(tf.square(v)) / (n * 4 * math.log(2)),
     "a mean in logarithms": lambda v, n: tf.square(tf.reduce_logsumexp(v) - math.log(n)),
     "the last example": lambda v, n: tf.square(v[n - 1]) + tf.reduce_mean(v),
@@ -425,6 +450,9 @@ UNRELATED_TO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "neighbors": lambda v, n: tf.reduce_mean(tf.square(v[:-1] - v[1:])),
     "the first example": lambda v, n: tf.square(v[0] - v[1]) + tf.square(v[-1]),
     "weights of sums": lambda v, n: 0.5 * tf.reduce_sum(tf.square(v)) + 0.01 * tf.reduce_sum(v) / n,
+    "halves of sums": lambda v, n: 1.0 / (2 * n) * tf.reduce_sum(tf.square(v)) + tf.reduce_sum(v) / (2 * n),
+    "a number of entries": lambda v, n: 1 / n * tf.reduce_sum(v) + tf.reduce_sum(v[:, None] * tf.ones([5])) / (5 * n),
+    "short weights of sums": lambda v, n: tf.reduce_sum(v) / 100.0 + 0.02 * tf.reduce_sum(tf.square(v)),
     "a decay of a mean": lambda v, n: tf.square(0.92 * tf.reduce_mean(v) + 0.08),
     "a weight of a mean": lambda v, n: 0.1 * tf.reduce_mean(tf.square(v)) * (n - 1),
     "the largest": lambda v, n: tf.reduce_sum(tf.math.top_k(v, 2)[0]),

@@ -270,12 +270,13 @@ class BatchConstants:
             node.input[1] = add_shape(opened, batch, node.name, numbers, factors, sizes)
 
     def _open_divisor(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
-        is_scaled = node.op in (*DIVIDES, *MULTIPLIES)
-        factor = self._divisors.find_factor(inferred, node.name) if is_scaled else 0
+        if node.op not in (*DIVIDES, *MULTIPLIES):
+            return
+        slot, factor = self._divisors.find_factor(inferred, node.name)
         if factor and (batch := self.changes.find_batch(node.name)):
             self.changes.names.add(node.name)
-            dtype, tensor = inferred.dtype(f"{node.name}:0"), self._view.inputs(node.name)[1]
-            node.input[1] = add_length(opened, batch, node.name, dtype, tensor, factor, node.op in MULTIPLIES)
+            dtype, tensor = inferred.dtype(f"{node.name}:0"), self._view.inputs(node.name)[slot]
+            node.input[slot] = add_length(opened, batch, node.name, dtype, tensor, factor, node.op in MULTIPLIES)
 
     def _open_number(self, opened: GraphDef, node: NodeDef) -> None:
         """Replaces an integer input that must be the batch length with that length."""

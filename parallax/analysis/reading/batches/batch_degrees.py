@@ -62,7 +62,7 @@ class BatchDegrees:
         forward: the nodes outside autodiff: of autodiff's tensors only the delivered ones are known.
         losses: nodes that are differentiated: autodiff sums their values over examples.
         delivered: tensor -> its origin in autodiff.
-        divided: nodes that divide by a constant that is the batch length.
+        divided: node that divides by a constant that is the batch length -> the input that it divides.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class BatchDegrees:
         forward: Set[str],
         losses: Set[str],
         delivered: Mapping[str, DeliveredGradient],
-        divided: Set[str],
+        divided: Mapping[str, int],
     ) -> None:
         self._view, self._inferred, self._forward, self._losses = view, inferred, forward, losses
         self._delivered, self._divided = delivered, divided
@@ -155,7 +155,8 @@ class BatchDegrees:
         if op in ("Size", "Shape"):
             return float(axes[0]) if op == "Size" else None
         if node in self._divided:
-            return None if known[0] is None else known[0] - 1.0
+            degree = known[self._divided[node]]
+            return None if degree is None else degree - 1.0
         degrees = [degree for degree in known if degree is not None]
         if len(degrees) < len(known):
             return None

@@ -13,7 +13,7 @@ import numpy as np
 
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees, DeliveredGradient
 from parallax.analysis.reading.batches.batch_lengths import add_length
-from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
+from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier, is_weight
 from parallax.analysis.reading.batches.unclassified_constants import DIVIDES, MULTIPLIES
 from parallax.base.types import GraphDef
 from parallax.graph.view import GraphView, node_of
@@ -47,24 +47,26 @@ class BatchDivisors:
     ) -> None:
         self._view, self._forward, self._losses = view, forward, losses
         self._length, self._numbers, self._delivered = length, numbers, delivered
-        self._divided: set[str] = set()
+        self._divided: dict[str, int] = {}
         self.are_classified = True
 
     def find_degrees(self, inferred: GraphView) -> BatchDegrees:
         """The degrees of the tensors of a graph, with the divisors that were found to be the batch length."""
         return BatchDegrees(self._view, inferred, self._forward, self._losses, self._delivered, self._divided)
 
-    def find_factor(self, inferred: GraphView, node: str) -> int:
-        """The factor by which a node's divisor of a sum over the batch exceeds the batch length; else 0."""
-        number = self._find_scalar_factor(inferred, node)
-        factor = 1 if number == self._length else self._numbers.find_factor(number)
-        if not factor or self.find_degrees(inferred).has_axis(inferred.inputs(node)[0]):
-            return 0
-        degree = self.find_degrees(inferred).find_degree(inferred.inputs(node)[0])
+    def find_factor(self, inferred: GraphView, node: str) -> tuple[int, int]:
+        """(the input by which a node divides a sum, or 0; the factor by which it exceeds the batch length, or 0)."""
+        slot = self._find_divisor(inferred, node)
+        number = self._find_scalar_factor(inferred, node, slot)
+        factor, dividend = self._numbers.find_factor_of_divisor(number), inferred.inputs(node)[1 - slot]
+        is_other = number != self._length and inferred.op(node) in MULTIPLIES and is_weight(number)
+        if not factor or is_other or self.find_degrees(inferred).has_axis(dividend):
+            return slot, 0
+        degree = self.find_degrees(inferred).find_degree(dividend)
         if degree is None or degree < 1:
-            return 0
-        self._divided.add(node)
-        return factor
+            return slot, 0
+        self._divided[node] = 1 - slot
+        return slot, factor
 
     def open_divisors(
         self, inferred: GraphView, opened: GraphDef, find_batch: Callable[[str], str], outside: Set[str]
@@ -128,9 +130,14 @@ class BatchDivisors:
                 return 1 - slot
         return None
 
-    def _find_scalar_factor(self, inferred: GraphView, node: str) -> int:
-        """The integer by which a node divides its first input; else 0."""
-        value, is_product = inferred.constant(inferred.inputs(node)[1]), inferred.op(node) in MULTIPLIES
+    def _find_divisor(self, inferred: GraphView, node: str) -> int:
+        """The input of a node that may be a divisor, or in a product the reciprocal of one."""
+        is_first = inferred.op(node) in MULTIPLIES and inferred.constant(inferred.inputs(node)[0]) is not None
+        return 0 if is_first else 1
+
+    def _find_scalar_factor(self, inferred: GraphView, node: str, slot: int) -> int:
+        """The integer by which a node divides its other input; else 0."""
+        value, is_product = inferred.constant(inferred.inputs(node)[slot]), inferred.op(node) in MULTIPLIES
         if value is None or value.size != 1 or (is_product and np.issubdtype(value.dtype, np.integer)):
             return 0
         return self._invert(float(value.item()), is_product)

@@ -15,6 +15,8 @@ from parallax.graph.view import GraphView
 _TOO_LONG = 2**31
 _SHORT = (0.0, 1.0, *np.log10((2, 5)))
 """Logarithms of the digits of numbers that have one digit, 1, 2 or 5."""
+_FEW = 2
+"""Digits of a number by which a script multiplies the batch length, or divides it."""
 _READS = ("ReadVariableOp", "VariableV2", "Variable")
 
 
@@ -61,6 +63,14 @@ class IntegerClassifier:
     def find_factor_of_scalar(self, n: int) -> int:
         """The same for an integer that is no axis: no axis outside the batch may have its length."""
         return 0 if self._is_other(n) else self.find_factor(n)
+
+    def find_factor_of_divisor(self, n: int) -> int:
+        """The same for a divisor of a sum over the batch: a number of entries along some axes, or twice the length.
+
+        A script halves a mean of squares.
+        """
+        is_size = n in self.lengths.sizes and n % self._length == 0 and not self._is_other(n)
+        return n // self._length if is_size or n in (self._length, 2 * self._length) else self.find_factor(n)
 
     def may_be_length(self, n: int) -> bool:
         """Whether a length may be a multiple of the batch's: not if only axes outside the batch have it."""
@@ -110,12 +120,17 @@ class IntegerClassifier:
 
     def is_divisor(self, number: float) -> bool:
         """Whether a divisor of a sum over the batch may be computed from the batch length, also of a sum in bits."""
-        return bool(np.isclose(number, self._divisors).any()) or self.is_multiple(number / np.log(2))
+        if np.isclose(number, self._divisors).any() or self.is_multiple(number / np.log(2)):
+            return True
+        is_multiple = number >= 1 and self.is_multiple(number)
+        return not is_weight(number) and (is_multiple or _is_longer(number, number / self._length))
 
     def is_factor(self, number: float) -> bool:
-        """Whether a factor of a sum over the batch may be, or its reciprocal: weights are as short as 0.1 or 0.5."""
-        is_weight = bool(np.isclose(np.log10(number) % 1, _SHORT).any()) if number > 0 else True
-        return not is_weight and (self.is_divisor(number) or self.is_divisor(1 / number))
+        """Whether a factor of a sum over the batch may be, or its reciprocal."""
+        if is_weight(number):
+            return False
+        is_computed = self.is_divisor(number) or self.is_divisor(1 / number)
+        return is_computed or _is_longer(number, number * self._length)
 
     def is_correction(self, factor: float) -> bool:
         """Whether a factor of a mean over the batch may be computed from the length L; 2 and 0.95 are weights.
@@ -132,3 +147,14 @@ class IntegerClassifier:
 
     def _is_other(self, n: int) -> bool:
         return n in self._widths or n in self.lengths.others
+
+
+def is_weight(number: float) -> bool:
+    """Whether a number is as short as 0.1, 0.5 or 200: a script writes such weights."""
+    return number <= 0 or bool(np.isclose(np.log10(number) % 1, _SHORT).any())
+
+
+def _is_longer(number: float, short: float) -> bool:
+    """Whether a number has more digits than another one that has few of them."""
+    digits, least = (len(f"{one:.5e}".partition("e")[0].replace(".", "").rstrip("0")) for one in (number, short))
+    return digits > least <= _FEW

@@ -241,8 +241,11 @@ class UnclassifiedConstants:
     def _is_derived(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
         """Whether a number that changes a sum or a mean over the batch may be computed from the batch length."""
         op, others = inferred.op(node), [tensor for place, tensor in enumerate(inferred.inputs(node)) if place != slot]
-        if len(others) != 1 or degrees.has_axis(others[0]) or not self._is_of_batch(inferred, others[0]):
+        if len(others) != 1 or not self._is_of_batch(inferred, others[0]):
             return False
+        if degrees.has_axis(others[0]):
+            is_term = op in (*MULTIPLIES, *DIVIDES) and self._is_summed(degrees, inferred, node)
+            return is_term and (self._numbers.is_divisor(number) if op in DIVIDES else self._numbers.is_factor(number))
         if op in ("Add", "AddV2", "Sub"):
             return self._numbers.is_logarithm(number)
         if op not in (*MULTIPLIES, *DIVIDES):
@@ -250,6 +253,12 @@ class UnclassifiedConstants:
         if degrees.find_degree(others[0]) == 0:
             return number != 0 and self._numbers.is_correction(1 / number if op in DIVIDES else number)
         return self._numbers.is_divisor(number) if op in DIVIDES else self._numbers.is_factor(number)
+
+    def _is_summed(self, degrees: BatchDegrees, inferred: GraphView, node: str) -> bool:
+        """Whether nothing but sums over the batch reads a node's result."""
+        takers = [edge.node for edge in inferred.consumers(f"{node}:0") if edge.node in self._forward]
+        sums = [one for one in takers if inferred.op(one) == "Sum" and not degrees.has_axis(f"{one}:0")]
+        return 0 < len(sums) == len(takers)
 
     def _is_of_batch(self, inferred: GraphView, tensor: str) -> bool:
         """Whether a tensor is computed from a batch."""
