@@ -22,6 +22,7 @@ from parallax.analysis.reading.batches.changes import Changes
 from parallax.analysis.reading.batches.computed_shapes import ComputedShapes
 from parallax.analysis.reading.batches.constant_patterns import find_constant_axes, find_pattern
 from parallax.analysis.reading.batches.open_lengths import (
+    EXAMPLES_SLOT,
     SHAPE_SLOT,
     find_open_axis,
     find_open_lengths,
@@ -140,6 +141,9 @@ class BatchConstants:
     def _change(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
         if node.op == "Reshape":
             self._open_reshape(inferred, opened, node)
+        elif node.op in EXAMPLES_SLOT:
+            if find_open_axis(self._view, inferred, inferred.inputs(node.name)[EXAMPLES_SLOT[node.op]]) == 0:
+                self.resizer.resize_maker(opened, node, 0, [0])
         elif node.op == "EnsureShape":
             self._open_shape(inferred, node)
         elif node.op in ARRAYS:

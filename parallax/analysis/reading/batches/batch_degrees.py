@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
-from parallax.analysis.reading.batches.open_lengths import SHAPE_SLOT, find_open_axis
+from parallax.analysis.reading.batches.open_lengths import EXAMPLES_SLOT, SHAPE_SLOT, find_open_axis
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord
 from parallax.graph.view import GraphView, node_of
 
@@ -142,7 +142,8 @@ class BatchDegrees:
 
     def _find_degree_of(self, node: str) -> float | None:
         seen, op = self._inferred, self._inferred.op(node)
-        inputs = [tensor for slot, tensor in enumerate(seen.inputs(node)) if slot != SHAPE_SLOT.get(op)]
+        shape_slot = 0 if op in EXAMPLES_SLOT else SHAPE_SLOT.get(op)
+        inputs = [tensor for slot, tensor in enumerate(seen.inputs(node)) if slot != shape_slot]
         if not inputs or not self._is_forward(node):
             return None if inputs else 0.0
         known = [self._degrees.get(tensor, 0.0) for tensor in inputs]  # an iteration of a loop is not known before it

@@ -28,6 +28,8 @@ SHAPE_SLOT = {
     "ScatterNd": 2,
 }
 """For ops that create tensors, the input that is the shape, or the number of repetitions."""
+EXAMPLES_SLOT = dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), 2)
+"""For ops whose first input is the shape of the result, the input that has as many examples."""
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")
 
 

@@ -52,6 +52,8 @@ _DECLARED["TensorArrayConcatV3"] = ("element_shape_except0",)
 
 
 _OF_SHAPES = ("Index", "Tidx", "Tmultiples", "Tpaddings", "Tperm", "Tshape")
+_SHAPES = ("crop_size", "input_sizes", "size")
+"""The names of inputs that are shapes and have no type of their own."""
 
 
 @cache
@@ -60,7 +62,7 @@ def find_shape_slots(op: str) -> tuple[bool, ...]:
     definition = op_def_registry.get(op)
     if definition is None or any(one.number_attr or one.type_list_attr for one in definition.input_arg):
         return ()  # one of several tensors has no fixed input number
-    return tuple(one.type_attr in _OF_SHAPES for one in definition.input_arg)
+    return tuple(one.type_attr in _OF_SHAPES or one.name in _SHAPES for one in definition.input_arg)
 
 
 def is_shape_alone(view: GraphView, constant: str, nodes: Set[str]) -> bool:

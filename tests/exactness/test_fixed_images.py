@@ -1,0 +1,55 @@
+"""Graphs for a fixed batch of images: shapes of transposed convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.exactness.loss_trials import tried
+
+v1 = tf.compat.v1
+ROWS = 8
+FEEDS = {
+    "x": lambda rng, rows: rng.randn(rows, 4, 4, 3).astype("float32"),
+    "y": lambda rng, rows: rng.randint(0, 9, [rows]),
+}
+
+
+def variable(*shape: int) -> Any:
+    return v1.get_variable(f"w{len(v1.trainable_variables())}", shape)
+
+
+def convolve_back(x: Any, y: Any, rows: int) -> Any:
+    """A shape in which the batch is as long as a width, and one in which a length is computed."""
+    made = tf.nn.conv2d_transpose(x, variable(3, 3, 8, 3), [rows, 8, 8, 8], 2)
+    made = v1.nn.depthwise_conv2d_native_backprop_input([rows, 8, 8, 8], variable(3, 3, 8, 1), made, [1] * 4, "SAME")
+    made = tf.nn.conv2d_transpose(made, variable(3, 3, 2, 8), tf.stack([rows, 2 * tf.shape(made)[1], 16, 2]), 2)
+    return tf.reduce_mean(made, [1, 2, 3])
+
+
+def convolve_back_volumes(x: Any, y: Any, rows: int) -> Any:
+    return tf.reduce_mean(
+        tf.nn.conv3d_transpose(x[..., None], variable(3, 3, 3, 8, 1), [rows, 8, 8, 6, 8], 2), [1, 2, 3, 4]
+    )
+
+
+PROGRAMS: dict[str, Callable[[Any, Any, int], Any]] = {
+    "shapes of transposed convolutions": convolve_back,
+    "shapes of transposed convolutions of volumes": convolve_back_volumes,
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_fixed_batch_of_images_is_opened(program: str) -> None:
+    def build(rows: int | None) -> Any:
+        x, y = v1.placeholder(tf.float32, [rows, 4, 4, 3], name="x"), v1.placeholder(tf.int64, [rows], name="y")
+        weights = tf.cast(y, tf.float32) + 1.0
+        errors = tf.square(PROGRAMS[program](x, y, rows or 0) - 1.0)
+        loss = tf.reduce_sum(errors * weights) / tf.reduce_sum(weights)
+        return v1.train.AdagradOptimizer(0.1).minimize(loss)
+
+    found = tried(build, FEEDS, is_open=False, rows=ROWS)
+    assert (found.kind, found.message, found.notes, found.gathers) == ("equal", "", (), ())
