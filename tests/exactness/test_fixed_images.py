@@ -1,4 +1,4 @@
-"""Graphs for a fixed batch of images: shapes of transposed convolutions."""
+"""Graphs for a fixed batch of images: shapes of transposed convolutions, and dropped axes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,15 @@ def convolve_back_volumes(x: Any, y: Any, rows: int) -> Any:
     )
 
 
+def drop_axes(x: Any, y: Any, rows: int) -> Any:
+    columns = tf.split(tf.concat([tf.squeeze(line) for line in tf.split(x, 4, 1)], 2), 4, 1)
+    return tf.reduce_sum(tf.add_n([tf.squeeze(column) @ variable(12, 2) for column in columns]), 1)
+
+
 PROGRAMS: dict[str, Callable[[Any, Any, int], Any]] = {
     "shapes of transposed convolutions": convolve_back,
     "shapes of transposed convolutions of volumes": convolve_back_volumes,
+    "all axes of one dropped": drop_axes,
 }
 
 

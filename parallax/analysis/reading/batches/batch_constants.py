@@ -144,6 +144,8 @@ class BatchConstants:
         elif node.op in EXAMPLES_SLOT:
             if find_open_axis(self._view, inferred, inferred.inputs(node.name)[EXAMPLES_SLOT[node.op]]) == 0:
                 self.resizer.resize_maker(opened, node, 0, [0])
+        elif node.op == "Squeeze":
+            self._state_axes(node)
         elif node.op == "EnsureShape":
             self._open_shape(inferred, node)
         elif node.op in ARRAYS:
@@ -186,6 +188,13 @@ class BatchConstants:
             if dim.size > 0 and (place == axis or (self._numbers.is_length_unique and dim.size == self._length)):
                 self.changes.names.add(node.name)
                 dim.size = -1
+
+    def _state_axes(self, node: NodeDef) -> None:
+        """States the axes that a Squeeze removes, where it removes all of length one."""
+        axes = [axis for axis, n in enumerate(fixed_shape(self._view, self._view.inputs(node.name)[0]) or ()) if n == 1]
+        if axes and not node.attr["squeeze_dims"].list.i:
+            self.changes.names.add(node.name)
+            node.attr["squeeze_dims"].list.i.extend(axes)
 
     def _open_elements(self, node: NodeDef) -> None:
         """Removes the batch length from the element shape that an array of tensors, or a full read of it, declares."""
