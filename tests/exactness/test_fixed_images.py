@@ -1,10 +1,11 @@
-"""Graphs for a fixed batch of images: shapes of transposed convolutions, and dropped axes."""
+"""Graphs for a fixed batch of images: transposed convolutions, dropped axes, filters that are no variables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -41,10 +42,24 @@ def drop_axes(x: Any, y: Any, rows: int) -> Any:
     return tf.reduce_sum(tf.add_n([tf.squeeze(column) @ variable(12, 2) for column in columns]), 1)
 
 
+def convolve_by_constants(x: Any, y: Any, rows: int) -> Any:
+    """The filters of a network that another program trained have as many channels as the batch examples."""
+    one, other = (np.random.RandomState(n).randn(3, 3, n, 8).astype("float32") for n in (3, 8))
+    h = tf.nn.relu(tf.nn.conv2d(x * variable(4, 4, 3), one, 1, "SAME"))
+    return tf.reduce_mean(tf.nn.bias_add(tf.nn.conv2d(h, other, 1, "SAME"), other[0, 0, 0]), [1, 2, 3])
+
+
+def look_up_constants(x: Any, y: Any, rows: int) -> Any:
+    words = np.random.RandomState(0).randn(2 * ROWS, 5).astype("float32")
+    return tf.reduce_mean(x, [1, 2, 3]) + (tf.nn.embedding_lookup(words, y) @ variable(5, 1))[:, 0]
+
+
 PROGRAMS: dict[str, Callable[[Any, Any, int], Any]] = {
     "shapes of transposed convolutions": convolve_back,
     "shapes of transposed convolutions of volumes": convolve_back_volumes,
     "all axes of one dropped": drop_axes,
+    "constant filters": convolve_by_constants,
+    "a constant table": look_up_constants,
 }
 
 

@@ -42,7 +42,7 @@ from parallax.analysis.reading.batches.unclassified_constants import (
     LISTS,
     MULTIPLIES,
     UnclassifiedConstants,
-    is_shape_alone,
+    is_outside_batch,
 )
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.base.types import Array, GraphDef, NodeDef
@@ -340,7 +340,7 @@ class BatchConstants:
                 self._open_shape_constant(opened, maker, value)
                 return
             axes = find_constant_axes(value, self._length, self._numbers) if value is not None else []
-            if value is None or not axes or is_shape_alone(self._view, maker.name, self._forward):
+            if value is None or not axes or is_outside_batch(self._view, maker.name, self._forward):
                 return
             pattern = find_pattern(value, axes, self._length)
             self.changes.are_classified &= pattern is not None

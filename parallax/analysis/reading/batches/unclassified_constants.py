@@ -11,6 +11,7 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
+from parallax.analysis.reading.batches.find_open_batches import SOURCES
 from parallax.analysis.reading.batches.open_lengths import SHAPE_SLOT, find_open_axis
 from parallax.base.types import Array, NodeDef
 from parallax.graph.ops import ELEMENTWISE
@@ -45,6 +46,13 @@ LISTS = {
 }
 """For ops that create or read a list of tensors, the input with the shape of its elements."""
 _COPIES = ("Identity", "StopGradient", "Cast")
+_REARRANGES = (*_COPIES, "ExpandDims", "Squeeze", "Reshape", "Transpose")
+_WEIGHTS = {
+    **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D", "BiasAdd"), (1,)),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), (1,)),
+    **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), (1, 2, 3, 4)),
+}
+"""For ops, the inputs that have an axis for each channel, and none of the batch."""
 _WRITES_WHOLE = ("Assign", "AssignVariableOp")
 _DECLARED = {"EnsureShape": ("shape",), **dict.fromkeys(ARRAYS, ("element_shape",))}
 _DECLARED["TensorArrayConcatV3"] = ("element_shape_except0",)
@@ -65,10 +73,25 @@ def find_shape_slots(op: str) -> tuple[bool, ...]:
     return tuple(one.type_attr in _OF_SHAPES or one.name in _SHAPES for one in definition.input_arg)
 
 
-def is_shape_alone(view: GraphView, constant: str, nodes: Set[str]) -> bool:
-    """Whether some nodes read a constant only as a shape, or as an entry for each axis of a tensor."""
+def is_outside_batch(view: GraphView, constant: str, nodes: Set[str]) -> bool:
+    """Whether some nodes read a constant only where it has no axis of the batch."""
     takers = [edge for edge in view.consumers(f"{constant}:0") if edge.node in nodes]
-    return all(find_shape_slots(view.op(edge.node))[edge.slot : edge.slot + 1] == (True,) for edge in takers)
+    return all(
+        find_shape_slots(view.op(edge.node))[edge.slot : edge.slot + 1] == (True,)
+        or has_only_widths(view, edge.node, edge.slot)
+        for edge in takers
+    )
+
+
+def has_only_widths(view: GraphView, node: str, slot: int) -> bool:
+    """Whether a node's input has no axis of the batch: it has weights, or rows that fed ids select."""
+    op = view.op(node)
+    if op not in ("Gather", "GatherV2") or slot:
+        return slot in _WEIGHTS.get(op, ())
+    ids = node_of(view.inputs(node)[1])
+    while view.op(ids) in _REARRANGES:
+        ids = node_of(view.inputs(ids)[0])
+    return view.op(ids) in SOURCES
 
 
 class UnclassifiedConstants:
@@ -120,7 +143,8 @@ class UnclassifiedConstants:
             value = inferred.constant(tensor) if is_own else self._read_cast(inferred, tensor)
             is_number = value is not None and value.ndim == 0 and inferred.op(node) == "Cast"
             is_shape = find_shape_slots(inferred.op(node))[slot : slot + 1] == (True,)
-            is_array = not is_shape and not self._lies_along_widths(inferred, node, slot)
+            is_array = not is_shape and not has_only_widths(self._view, node, slot)
+            is_array = is_array and not self._lies_along_widths(inferred, node, slot)
             if self._numbers.may_be_of_batch(value) if is_array else self._numbers.lists_length(value):
                 return True
             if value is not None and value.ndim == 0 and value.dtype.kind == "f":
