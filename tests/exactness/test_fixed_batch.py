@@ -340,6 +340,10 @@ SCALED: dict[str, Callable[[Any, int], Any]] = {
     "a weight by the length": lambda rows, n: 0.3 / n * tf.reduce_sum(tf.square(rows)),
     "a sum by ten times the length": lambda rows, n: tf.reduce_sum(tf.square(rows)) / (10.0 * n),
     "a sum by a part of the length": lambda rows, n: tf.reduce_sum(tf.square(rows)) / (0.7 * n),
+    "weights of half the inverse length": lambda rows, n: tf.reduce_sum(
+        tf.square(rows) * np.full([n, 1], 0.5 / n, "float32")
+    ),
+    "weights filled with the inverse length": lambda rows, n: tf.reduce_sum(tf.square(rows) * tf.fill([n, 1], 1.0 / n)),
     "an unrelated divisor": lambda rows, n: tf.reduce_sum(tf.square(rows)) / 100.0,
 }
 
@@ -353,6 +357,26 @@ def test_a_multiple_of_the_length_divides_sums_of_the_global_batch(case: str) ->
 
     found = tried(build, {"ids": lambda rng, rows: rng.randint(0, 11, [rows])}, is_open=False, rows=7)
     assert (found.kind, found.message) == ("equal", "")
+
+
+SCALED_GRADIENTS: dict[str, Callable[[Any, int], tuple[float, Any]]] = {
+    "half by the length": lambda gradient, n: (0.1, gradient / (2 * n)),
+    "a part by the length": lambda gradient, n: (0.1, gradient * (0.3 / n)),
+    "a rate by the length": lambda gradient, n: (0.1 / n, gradient),
+    "a short rate": lambda gradient, n: (0.03, gradient),
+}
+
+
+@pytest.mark.parametrize("case", SCALED_GRADIENTS)
+def test_a_multiple_of_the_length_divides_gradients_of_the_global_batch(case: str) -> None:
+    def build(rows: int | None) -> Any:
+        w = v1.get_variable("w", [4, 1])
+        loss = tf.reduce_sum(tf.square(v1.placeholder(tf.float32, [rows, 4], name="x") @ w - 0.1))
+        rate, gradient = SCALED_GRADIENTS[case](tf.gradients(loss, w)[0], rows or 0)
+        return v1.train.GradientDescentOptimizer(rate).apply_gradients([(gradient, w)])
+
+    found = tried(build, {"x": lambda rng, rows: rng.randn(rows, 4)}, is_open=False, rows=7)
+    assert (found.kind, found.message, len(found.notes)) == ("equal", "", case.startswith(("a part", "a rate")))
 
 
 def test_losses_across_a_fixed_batch_are_there_beside_batch_norm() -> None:
@@ -423,6 +447,7 @@ DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "a corrected variance": lambda v, n: tf.sqrt(tf.math.reduce_variance(v) * (n / (n - 1))),
     "a mean beside one more": lambda v, n: tf.square(1 / (n + 1) * v[0] + (1 - 1 / (n + 1)) * tf.reduce_mean(v)),
     "a sum by the root": lambda v, n: tf.reduce_sum(tf.sin(v)) / n**0.5,
+    "a penalty by the length": lambda v, n: tf.reduce_mean(v) + tf.nn.l2_loss(v1.get_variable("u", [3])) / n,
     "a sum by nine times the length": lambda v, n: tf.reduce_sum(tf.square(v)) / (9 * n),
     "a weight by the length": lambda v, n: 0.7 / n * tf.reduce_sum(tf.square(v)),
     "terms by nine times the length": lambda v, n: tf.reduce_sum(tf.square(v) / (9 * n)),

@@ -18,6 +18,8 @@ from parallax.analysis.reading.batches.unclassified_constants import DIVIDES, MU
 from parallax.base.types import GraphDef
 from parallax.graph.view import GraphView, node_of
 
+_RATES = {"ApplyGradientDescent": (1, 2), "ResourceApplyGradientDescent": (1, 2)}
+"""For ops that update variables, the inputs that are the rate, and the gradient that it multiplies."""
 _NONE: Mapping[str, DeliveredGradient] = MappingProxyType({})
 
 
@@ -81,29 +83,20 @@ class BatchDivisors:
         """
         by_name = {one.name: one for one in opened.node}
         self.are_classified &= not self._has_sums_of_means(inferred, outside)
-        divides = [
-            node
-            for node in self._view.nodes
-            if node in outside
-            and self._view.op(node) in (*DIVIDES, *MULTIPLIES)
-            and self._find_scaled(node) is not None
-        ]
-        if not divides:
-            return
-        degrees = self.find_degrees(inferred).derive_for(outside)
-        for node in divides:
-            slot = self._find_scaled(node)
-            degree = degrees.find_degree(self._view.inputs(node)[slot or 0])
+        scaled = {node: found for node in self._view.nodes if node in outside and (found := self._find_scaled(node))}
+        degrees = self.find_degrees(inferred).derive_for(outside) if scaled else None
+        for node, (slot, factor) in scaled.items():
+            degree = degrees.find_degree(self._view.inputs(node)[slot]) if degrees else None
             if degree is None or degree < 1:
                 continue
-            if self._view.op(node) in MULTIPLIES:  # a learning rate may equal it
+            batch = (
+                find_batch(node) if factor and self._view.op(node) in DIVIDES else ""
+            )  # a rate may equal its inverse
+            if not batch:
                 self.are_classified = False
                 continue
-            if not (batch := find_batch(node)):
-                self.are_classified = False
-                continue
-            dtype = self._view.dtype(f"{node}:0")
-            by_name[node].input[1] = add_length(opened, batch, node, dtype, self._view.inputs(node)[1])
+            dtype, divisor = self._view.dtype(f"{node}:0"), self._view.inputs(node)[1]
+            by_name[node].input[1] = add_length(opened, batch, node, dtype, divisor, factor)
 
     def _has_sums_of_means(self, inferred: GraphView, outside: Set[str]) -> bool:
         """Whether a gradient of a mean, or its part of an example, is multiplied by a possible batch length."""
@@ -121,13 +114,23 @@ class BatchDivisors:
         found = (degrees.find_degree(self._view.inputs(node)[1 - slot]) for node, slot in multiplies)
         return any(degree is not None and degree <= 0 for degree in found)
 
-    def _find_scaled(self, node: str) -> int | None:
-        """The input of a node that is divided by a possible batch length, or multiplied by its reciprocal."""
-        constants = [self._view.constant(tensor) for tensor in self._view.inputs(node)]
-        is_product = self._view.op(node) in MULTIPLIES
-        for slot, value in enumerate(constants if is_product else constants[1:], 0 if is_product else 1):
-            if value is not None and value.size == 1 and self._invert(float(value.item()), is_product) == self._length:
-                return 1 - slot
+    def _find_scaled(self, node: str) -> tuple[int, int] | None:
+        """(the input that a node divides by a possible multiple of the batch length; the factor of that, or 0)."""
+        op, inputs = self._view.op(node), self._view.inputs(node)
+        if op in _RATES:
+            rate, gradient = _RATES[op]
+            value = self._view.constant(inputs[rate])
+            is_share = value is not None and self._numbers.is_share(float(value.item()))
+            return (gradient, 0) if is_share else None
+        for slot, value in enumerate(map(self._view.constant, inputs) if op in (*DIVIDES, *MULTIPLIES) else ()):
+            if value is None or value.size != 1 or (op in DIVIDES and not slot):
+                continue
+            number, divisor = float(value.item()), self._invert(float(value.item()), op in MULTIPLIES)
+            is_rate = op in MULTIPLIES and is_weight(number) and divisor != self._length
+            if self._numbers.is_length_or_twice(divisor) and not is_rate:
+                return 1 - slot, divisor // self._length
+            if self._numbers.is_share(number if op in MULTIPLIES else 1 / (number or 1)):
+                return 1 - slot, 0
         return None
 
     def _find_divisor(self, inferred: GraphView, node: str) -> int:

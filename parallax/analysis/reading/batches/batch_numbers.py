@@ -70,7 +70,11 @@ class IntegerClassifier:
         A script halves a mean of squares.
         """
         is_size = n in self.lengths.sizes and n % self._length == 0 and not self._is_other(n)
-        return n // self._length if is_size or n in (self._length, 2 * self._length) else self.find_factor(n)
+        return n // self._length if is_size or self.is_length_or_twice(n) else self.find_factor(n)
+
+    def is_length_or_twice(self, number: float) -> bool:
+        """Whether a number is the batch length, or twice that."""
+        return number in (self._length, 2 * self._length)
 
     def may_be_length(self, n: int) -> bool:
         """Whether a length may be a multiple of the batch's: not if only axes outside the batch have it."""
@@ -123,14 +127,17 @@ class IntegerClassifier:
         if np.isclose(number, self._divisors).any() or self.is_multiple(number / np.log(2)):
             return True
         is_multiple = number >= 1 and self.is_multiple(number)
-        return not is_weight(number) and (is_multiple or _is_longer(number, number / self._length))
+        return not is_weight(number) and (is_multiple or is_longer(number, number / self._length))
 
     def is_factor(self, number: float) -> bool:
         """Whether a factor of a sum over the batch may be, or its reciprocal."""
         if is_weight(number):
             return False
-        is_computed = self.is_divisor(number) or self.is_divisor(1 / number)
-        return is_computed or _is_longer(number, number * self._length)
+        return self.is_divisor(number) or self.is_divisor(1 / number) or self.is_share(number)
+
+    def is_share(self, number: float) -> bool:
+        """Whether a factor may be a short number that was divided by the batch length."""
+        return not is_weight(number) and is_longer(number, number * self._length)
 
     def is_correction(self, factor: float) -> bool:
         """Whether a factor of a mean over the batch may be computed from the length L; 2 and 0.95 are weights.
@@ -154,7 +161,7 @@ def is_weight(number: float) -> bool:
     return number <= 0 or bool(np.isclose(np.log10(number) % 1, _SHORT).any())
 
 
-def _is_longer(number: float, short: float) -> bool:
+def is_longer(number: float, short: float) -> bool:
     """Whether a number has more digits than another one that has few of them."""
     digits, least = (len(f"{one:.5e}".partition("e")[0].replace(".", "").rstrip("0")) for one in (number, short))
     return digits > least <= _FEW

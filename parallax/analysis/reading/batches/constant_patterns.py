@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
+from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier, is_longer
 from parallax.base.types import Array
 
 _LEAST = 3
@@ -165,7 +165,7 @@ def _find_diagonals(value: Array, length: int) -> Diagonals | None:
     offsets = tuple(int(offset) // length for offset in np.unique(columns - rows))
     factors = value.shape[0] // length, value.shape[1] // length
     count = sum(int(np.eye(value.shape[0], value.shape[1], offset * length).sum()) for offset in offsets)
-    on, off = (_find_entry(np.asarray(one), length) for one in (on_diagonals[0], value[0, 1]))
+    on, off = (find_entry(np.asarray(one), length) for one in (on_diagonals[0], value[0, 1]))
     return Diagonals(on, off, factors, offsets) if on is not None and off is not None and count == rows.size else None
 
 
@@ -188,11 +188,11 @@ def _find_rows(value: Array, axis: int, length: int) -> CountedRows | None:
 
 def _make_rows(row: Array, factor: int, length: int) -> CountedRows | None:
     """Equal rows."""
-    entry = _find_entry(row, length)
+    entry = find_entry(row, length)
     return None if entry is None else CountedRows(entry, factor)
 
 
-def _find_entry(value: Array, length: int) -> Entry | None:
+def find_entry(value: Array, length: int) -> Entry | None:
     """Equal entries, also where they were computed from the batch length; None where they may have been.
 
     Entries that differ are no computation from the length.
@@ -206,6 +206,8 @@ def _find_entry(value: Array, length: int) -> Entry | None:
         if not is_short:
             return Entry(np.full_like(value, base), float(np.round(per_length)))
         return None if abs(np.round(per_length)) == 1 else Entry(value)
+    if not is_short and is_longer(number - base, per_length):
+        return Entry(np.full_like(value, base), per_length)
     may_be_derived = np.isclose(abs(number), (length, 1 / (length - 1), 1 / (length + 1)), rtol=1e-6).any()
     return None if may_be_derived else Entry(value)
 

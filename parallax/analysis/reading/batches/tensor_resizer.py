@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 
+import numpy as np
+
 from parallax.analysis.reading.batches.batch_lengths import add_rows, add_shape
 from parallax.analysis.reading.batches.changes import Changes
 from parallax.analysis.reading.batches.computed_shapes import ComputedShapes
-from parallax.analysis.reading.batches.constant_patterns import find_pattern
+from parallax.analysis.reading.batches.constant_patterns import Entry, find_entry, find_pattern
 from parallax.analysis.reading.batches.open_lengths import (
     JOINS,
     SHAPE_SLOT,
@@ -104,7 +106,7 @@ class TensorResizer:
             self._computed.open_axes(opened, tensor, axes)
         if shape is None or not all_axes:
             return  # its constant inputs are opened or left separately
-        if any(shape[axis] <= 0 or shape[axis] % self._length for axis in all_axes):
+        if any(shape[axis] <= 0 or shape[axis] % self._length for axis in all_axes) or self._is_share(maker):
             self._changes.are_classified = False
             return
         if batch := self._changes.find_batch(maker.name):
@@ -112,3 +114,9 @@ class TensorResizer:
             self._axes[maker.name] = set(all_axes)
             factors = {axis: int(shape[axis]) // self._length for axis in all_axes}
             maker.input[slot] = add_shape(opened, batch, maker.name, shape, factors, tensor)
+
+    def _is_share(self, maker: NodeDef) -> bool:
+        """Whether a number with which a node fills a tensor may be computed from the batch length."""
+        value = self._view.constant(self._view.inputs(maker.name)[1]) if maker.op == "Fill" else None
+        entry = find_entry(value, self._length) if value is not None else Entry(np.array(0))
+        return entry is None or entry.per_length != 0

@@ -267,7 +267,10 @@ class UnclassifiedConstants:
     def _is_derived(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
         """Whether a number that changes a sum or a mean over the batch may be computed from the batch length."""
         op, others = inferred.op(node), [tensor for place, tensor in enumerate(inferred.inputs(node)) if place != slot]
-        if len(others) != 1 or not self._is_of_batch(inferred, others[0]):
+        if len(others) == 1 and not self._is_of_batch(inferred, others[0]):
+            is_penalty = op in DIVIDES and slot == 1 and inferred.shape(others[0]) == ()
+            return is_penalty and self._numbers.is_length_or_twice(number)
+        if len(others) != 1:
             return False
         if degrees.has_axis(others[0]):
             is_term = op in (*MULTIPLIES, *DIVIDES) and self._is_summed(degrees, inferred, node)
