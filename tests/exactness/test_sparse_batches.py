@@ -40,12 +40,20 @@ def ragged(table: Any, ids: Any, reduce: Callable[..., Any]) -> Any:
     return tf.reshape(reduce(tf.nn.embedding_lookup(table, tf.RaggedTensor.from_tensor(ids, lengths)), axis=1), [-1, 4])
 
 
+def columns_by_constant(rows: Any) -> Any:
+    """Compact bilinear pooling: a count sketch adds columns up, and signs are constants."""
+    sketch = tf.SparseTensor([[0, 3], [1, 0], [2, 3], [3, 1]], [1.0, -1.0, 1.0, -1.0], [WIDTH, WIDTH])
+    added = tf.sparse.sparse_dense_matmul(sketch, tf.transpose(rows), adjoint_a=True)
+    return tf.transpose(tf.tanh(added) + tf.sparse.sparse_dense_matmul(sketch, tf.tanh(rows), adjoint_b=True))
+
+
 APART: dict[str, Rows] = {
     "sparse": lambda table, ids, y: tf.nn.embedding_lookup_sparse(table, sparse(ids + 1), None, "mean"),
     "sparse, with rows that have none": lambda table, ids, y: safely(table, sparse(ids)),
     "sparse, summed": lambda table, ids, y: safely(table, sparse(ids), combiner="sum"),
     "sparse, weighted": weighted,
     "a sparse matrix": lambda table, ids, y: tf.sparse.sparse_dense_matmul(sparse(tf.one_hot(ids[:, 0], WORDS)), table),
+    "columns by a constant": lambda table, ids, y: columns_by_constant(tf.gather(table, ids[:, 0])),
     "ragged means": lambda table, ids, y: ragged(table, ids, tf.reduce_mean),
     "ragged sums": lambda table, ids, y: ragged(table, ids, tf.reduce_sum),
     "ragged maxima": lambda table, ids, y: ragged(table, ids, tf.reduce_max),

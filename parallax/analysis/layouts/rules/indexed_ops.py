@@ -117,14 +117,21 @@ def scatter_sparse_values(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def multiply_sparse(step: StepWalk, node: str) -> list[Fact] | None:
-    """SparseTensorDenseMatMul: rows of examples by a matrix, or the transposed rows by each example's row."""
+    """SparseTensorDenseMatMul: rows of examples by a matrix, or the transposed rows by each example's row.
+
+    A matrix that all workers have is multiplied by columns of examples.
+    """
     places, values, shape, matrix = step.inputs(node)
     dims, view = shape.values(), step.view
+    free = 1 - int(view.flag(node, "adjoint_b"))
+    if places.is_same and values.is_same and matrix.part is not None and matrix.axis == free:
+        step.replicate(node, [0, 1, 2])
+        return step.all_outputs(node, Sharded(1, matrix.part))
     example = step.part_of(dims[0]) if dims else None
     if places.part is None or example is None or dims is None or values.part != places.part:
         return None
     numbers = find_first_numbers(step, node, 0, example)
-    is_turned, axis = view.flag(node, "adjoint_a"), int(view.flag(node, "adjoint_b"))
+    is_turned, axis = view.flag(node, "adjoint_a"), 1 - free
     is_by_example = (matrix.axis, matrix.part) == (axis, example)
     if numbers is None or (is_turned and not is_by_example):
         return None
