@@ -92,8 +92,12 @@ class IntegerClassifier:
         return [] if others else axes
 
     def may_be_of_batch(self, value: Array | None) -> bool:
-        """Whether a constant may have an axis that is a multiple of the batch, or be or contain such a length."""
-        return value is not None and (any(map(self.may_be_length, value.shape)) or self.lists_length(value))
+        """Whether a constant may have an axis that is a multiple of the batch, or be or list such a length.
+
+        The entries of a matrix are ids or places.
+        """
+        is_list = value is not None and value.ndim < 2 and self.lists_length(value)
+        return value is not None and (any(map(self.may_be_length, value.shape)) or is_list)
 
     def lists_length(self, value: Array | None) -> bool:
         """Whether integers may be, or contain, a multiple of the batch length."""
