@@ -477,6 +477,7 @@ UNRELATED_TO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "weights of sums": lambda v, n: 0.5 * tf.reduce_sum(tf.square(v)) + 0.01 * tf.reduce_sum(v) / n,
     "halves of sums": lambda v, n: 1.0 / (2 * n) * tf.reduce_sum(tf.square(v)) + tf.reduce_sum(v) / (2 * n),
     "a number of entries": lambda v, n: 1 / n * tf.reduce_sum(v) + tf.reduce_sum(v[:, None] * tf.ones([5])) / (5 * n),
+    "a sum of sums": lambda v, n: tf.reduce_sum([tf.reduce_sum(tf.square(v)), tf.nn.l2_loss(v)]) / 3.0 / n,
     "short weights of sums": lambda v, n: tf.reduce_sum(v) / 100.0 + 0.02 * tf.reduce_sum(tf.square(v)),
     "a decay of a mean": lambda v, n: tf.square(0.92 * tf.reduce_mean(v) + 0.08),
     "a weight of a mean": lambda v, n: 0.1 * tf.reduce_mean(tf.square(v)) * (n - 1),

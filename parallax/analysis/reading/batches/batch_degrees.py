@@ -173,6 +173,8 @@ class BatchDegrees:
             return 2.0 * max(degrees)
         if op == "Pow" and (power := seen.constant(inputs[1])) is not None and power.ndim == 0:
             return degrees[0] * float(power)
+        if op == "Sum" and not any(axes):
+            return degrees[0]
         if is_gone:  # a sum over the batch, or possibly one
             return degrees[0] + (op not in _STATISTICS)
         return None if any(degrees) or self._is_along_batch(node) else 0.0
