@@ -195,6 +195,10 @@ APART: dict[str, Program] = {
     "copies of examples, regrouped from flat ones": lambda x, y, w, table: tf.nn.softmax(
         tf.reshape(tf.tile(tf.reshape(x @ w, [-1]), [2]), [2 * tf.shape(x)[0], 4])
     ),
+    "a grid for each example": lambda x, y, w, table: tf.matmul(
+        tf.reshape(x @ w, [-1, 2, 2]),
+        tf.reshape(tf.tile(tf.range(6.0), [tf.shape(x)[0]]), [tf.shape(x)[0], 2, -1]),
+    ),
     "entries of examples, by flat position, and back": lambda x, y, w, table: at_places(tf.reshape(x @ w, [-1])),
     "a column of what had more axes": lambda x, y, w, table: (
         tf.nn.softmax(tf.squeeze((x @ w)[..., None, None]))[:, 0] * tf.squeeze(tf.squeeze((x @ w)[..., None])[:, 1:2])
@@ -250,10 +254,24 @@ def test_a_recurrence_over_parts_of_examples_gathers_nothing() -> None:
     assert (found.kind, found.message, found.gathers) == ("equal", "", ())
 
 
+def test_matrices_of_sequences_whose_lengths_have_two_names_gather_nothing() -> None:
+    def build(rows: int | None) -> Any:
+        x, y = (v1.placeholder(tf.float32, [rows, None, 2, 2], name=name) for name in "xy")
+        w = v1.get_variable("w", [2, 2])
+        heads = tf.matmul(tf.tensordot(x, w, 1), tf.tensordot(y, w, 1))
+        return v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(heads - 1.0)))
+
+    found = tried(build, dict.fromkeys("xy", lambda rng, rows: rng.randn(rows, 5, 2, 2)))
+    assert (found.kind, found.message, found.gathers) == ("equal", "", ())
+
+
 OF_SEQUENCES: dict[str, Callable[[Any, Any], Any]] = {
     "a split": lambda x, lengths: tf.multiply(*tf.split(x, 2, axis=2)),
     "parts of some widths": lambda x, lengths: tf.split(x, [1, 3], axis=2)[1],
     "a reversal": lambda x, lengths: tf.reverse_sequence(x, lengths, 1),
+    "heads chosen by the best place": lambda x, lengths: tf.matmul(
+        tf.one_hot(tf.argmax(x, 2), 3)[..., None], x[..., None, :]
+    )[:, :, 0],
     "an order of each": lambda x, lengths: tf.gather(x, tf.argsort(x[:, :, 0]), batch_dims=1),
 }
 

@@ -121,6 +121,8 @@ def make_axis_rule(find_axes: FindAxes, drops_axes: bool = False, keeps_shape: b
             return None
         step.replicate(node, range(1, len(facts)))
         axis = fact.axis - sum(one < fact.axis for one in over) * drops_axes
+        if drops_axes and fact.dims is not None:
+            dims = tuple(length for place, length in enumerate(fact.dims) if place not in over)
         return step.all_outputs(node, Sharded(axis, fact.part), dims)
 
     return rule

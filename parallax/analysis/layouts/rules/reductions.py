@@ -59,9 +59,9 @@ def _sum_broadcast(step: StepWalk, node: str, fact: Fact, axis: int, part: Shard
         return None
     one, other = step.inputs(maker)
     both = summed_axes(one, other, step.batch_of)
-    if both is None or fact.dims is None or len(both[0]) != fact.rank:
+    if both is None or fact.dims is None or len(both[0]) > len(fact.dims):
         return None
-    are_summed = both[slot]
+    are_summed = [*both[slot], *[False] * (len(fact.dims) - len(both[0]))]  # matrices are not broadcast
     is_kept = step.view.flag(node, "keep_dims")
     if None in (are_summed[axis : axis + 1] if is_kept else are_summed[: axis + 1]):
         return None

@@ -299,9 +299,13 @@ def tile(step: StepWalk, node: str) -> list[Fact] | None:
         if is_partial(fact):
             return step.all_outputs(node, fact.layout, dims)
         return step.all_outputs(node, REPLICATED if fact.is_same else LENGTHS, dims)
-    if fact.dims[axes[0]] != ONE:
+    if fact.dims[axes[0]] == ONE:
+        return _make_for_examples(step, node, 0, 1, axes, dims)
+    part = step.part_of(dims[axes[0]])
+    if part is None or not fact.is_same or len(axes) > 1:
         return None
-    return _make_for_examples(step, node, 0, 1, axes, dims)
+    step.localize(node, 1, axes[0], tuple(known))  # a copy of the axis for each example
+    return step.all_outputs(node, Sharded(axes[0], part), dims)
 
 
 def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
