@@ -87,6 +87,13 @@ FEATURES = {
     "tf.boolean_mask(tf.tile(tf.range(n)[:, None], [1, 4]), ids > 2), n)",
     "half a batch by number": "h = e[:, 0] * tf.cast(tf.cumsum(tf.cast(ids[:, 1] > 2, tf.int64)) < "
     "tf.cast(n, tf.int64) // 2, F)[:, None]",
+    "columns that a turn appends": """
+        start, shapes = [tf.constant(0), tf.zeros([n, 1, 4], F)], [tf.TensorShape([]), tf.TensorShape([n, None, 4])]
+        turn = lambda t, s: (t + 1, tf.concat([s, tf.tanh(s[:, -1:] @ w + e[:, :1])], 1))
+        _, h = tf.while_loop(lambda t, s: t < 3, turn, start, shape_invariants=shapes)
+        h = tf.reduce_sum(h, 1)
+    """,
+    "all axes of one dropped in a turn": repeated("tf.tanh(tf.squeeze(s[:, None, :, None]) @ w)"),
     "a function in a loop": "f = tf.function(lambda a: tf.tanh(a @ w))\n" + repeated("f(s)"),
 }
 

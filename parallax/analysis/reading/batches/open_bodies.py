@@ -100,6 +100,7 @@ class OpenBodies:
         argument_shapes = [inferred.shape(tensor) for tensor in inferred.inputs(node.name)]
         declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape] or argument_shapes
         opened_shapes = [_opened_as(one, now) for one, now in zip(declared, argument_shapes, strict=True)]
+        fixed_shapes = [_dims(shape) for shape in self._view.nodes[node.name].attr["output_shapes"].list.shape]
         handles = _variables(inferred, inferred.inputs(node.name))
         turns = 1 if node_of(inferred.inputs(node.name)[1]) not in self._view.nodes else None
         turned = self._open_function(opened, node.attr["body"].func.name, opened_shapes, handles, turns)
@@ -107,7 +108,9 @@ class OpenBodies:
         self.are_classified &= turned.is_classified and decided.is_classified
         for slot, (shape, now) in enumerate(zip(opened_shapes, turned.results, strict=True)):
             opened_shapes[slot] = self._join_shapes(shape, [now])
-            if axes := list(_opened_axes(argument_shapes[slot], opened_shapes[slot])):
+            always = fixed_shapes[slot] if slot < len(fixed_shapes) else None  # where a script's invariant is open
+            axes = list(_opened_axes(argument_shapes[slot], opened_shapes[slot]))
+            if axes := [axis for axis in axes if always is None or always[axis] is not None]:
                 constants.resizer.resize_input(opened, node, slot, axes)
                 self.are_classified = False  # decided in the next pass, if it is open then
         is_changed = False
@@ -268,7 +271,7 @@ def _write_back(function: FunctionDef, before: GraphDef, body: GraphDef) -> None
             added.CopyFrom(node)
             added.input[:] = [_input_of_function(taken, made) for taken in node.input]
         elif node.name in nodes:
-            for key in ("output_shapes", "shape", "element_shape", "num_elements"):
+            for key in ("output_shapes", "shape", "element_shape", "num_elements", "squeeze_dims"):
                 if key in node.attr:
                     nodes[node.name].attr[key].CopyFrom(node.attr[key])
             for slot, input_name in enumerate(node.input):
