@@ -15,6 +15,7 @@ from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import Edge, node_of, split_tensor
 from parallax.plans.layouts import UNEVEN, ExampleNumbers, OffsetRange, Sharded, ShardedAxis
 
+_SPREADS = ("Reshape", "Transpose", "Tile", "BroadcastTo", "ExpandDims", "Squeeze")
 _MOVES = (
     "BroadcastTo",
     "Cast",
@@ -203,34 +204,29 @@ def count_components(indices: Fact) -> int | None:
 
 def find_first_numbers(step: StepWalk, node: str, slot: int, part: ShardedAxis) -> ExampleNumbers | None:
     """The first of an input's numbers along its last axis, if these index the entries of an axis."""
-    view, tensor = step.view, step.view.inputs(node)[slot]
+    tensor = step.view.inputs(node)[slot]
     fact = step.facts[tensor]
     if fact.axis != 0 or fact.rank is None or fact.rank < 2 or fact.part is None:
         return None
-    while view.op(node_of(view.source(tensor))) == "SparseReorder":
-        tensor = view.inputs(node_of(view.source(tensor)))[0]
-    concatenation = node_of(view.source(tensor))
-    is_joined = view.op(concatenation) in ("ConcatV2", "Pack") and _is_along(step, concatenation, fact.rank - 1)
-    if view.op(concatenation) == "Transpose" and fact.rank == 2:  # rows of the matrix are columns of indices
-        rows = node_of(view.source(view.inputs(concatenation)[0]))
-        if view.op(rows) == "Pack" and _is_along(step, rows, 0):
-            concatenation, is_joined = rows, True
-    while is_joined:
-        tensor = view.inputs(concatenation)[0]
-        concatenation = node_of(view.source(tensor))
-        if view.op(concatenation) != "ConcatV2" or not _is_along(step, concatenation, fact.rank - 1):
-            break
-    numbers = find_numbers(step, tensor, part, not is_joined)
+    numbers = find_numbers(step, tensor, part, is_first=True)
     return numbers if numbers is None or not numbers.times else None  # sums are localized with all columns
+
+
+def _find_first_column(step: StepWalk, node: str) -> str | None:
+    """The first of the tensors that a node joins along its last axis, or that are the rows of a transposed matrix."""
+    view, rank = step.view, step.facts[f"{node}:0"].rank
+    if view.op(node) == "Transpose" and rank == 2:
+        rows = node_of(view.source(view.inputs(node)[0]))
+        return view.inputs(rows)[0] if view.op(rows) == "Pack" and _is_along(step, rows, 0) else None
+    is_joined = view.op(node) in ("ConcatV2", "Pack") and _is_along(step, node, (rank or 0) - 1)
+    return view.inputs(node)[0] if is_joined else None
 
 
 def _is_along(step: StepWalk, node: str, along: int) -> bool:
     """Whether tensors are joined along an axis of the result."""
     view = step.view
-    if view.op(node) == "Pack":
-        axes = [int(view.nodes[node].attr["axis"].i)]
-    else:
-        axes = step.facts[view.inputs(node)[-1]].numbers() or []
+    is_pack = view.op(node) == "Pack"
+    axes = [int(view.nodes[node].attr["axis"].i)] if is_pack else step.facts[view.inputs(node)[-1]].numbers() or []
     rank = step.facts[f"{node}:0"].rank
     return bool(axes and rank) and axes[0] % (rank or 1) == along
 
@@ -304,11 +300,14 @@ def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool
             return node if is_counted and is_number else None
         if fact.part is None:
             return None
-        is_of_places = is_first and op in ("Reshape", "Transpose", "Tile", "BroadcastTo", "ExpandDims", "Squeeze")
+        first = _find_first_column(step, node) if is_first else None
+        is_of_places = is_first and first is None and op in _SPREADS
         if is_of_places and (fact.dims or ())[-1:] != (step.facts[inputs[0]].dims or (ONE,))[-1:]:
             return None
         column = _find_column(step, node) if op == "StridedSlice" else None
-        if column == 0 or (column == 1 and node_of(view.source(inputs[0])) in step.adjacent):
+        if first is not None:
+            tensor, is_first = first, op == "ConcatV2" and (step.facts[first].dims or (ONE,))[-1] != ONE
+        elif column == 0 or (column == 1 and node_of(view.source(inputs[0])) in step.adjacent):
             tensor, is_first = inputs[0], True
         elif op in _MOVES or (op == "Pack" and len(inputs) == 1) or (op == "StridedSlice" and _adds_axes(step, node)):
             tensor = inputs[0]
