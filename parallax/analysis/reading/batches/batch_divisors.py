@@ -7,9 +7,11 @@ examples. A divisor of a mean over the batch is an unrelated constant. The same 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from functools import cache
 from types import MappingProxyType
 
 import numpy as np
+from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees, DeliveredGradient
 from parallax.analysis.reading.batches.batch_lengths import add_length
@@ -18,8 +20,8 @@ from parallax.analysis.reading.batches.unclassified_constants import DIVIDES, MU
 from parallax.base.types import GraphDef
 from parallax.graph.view import GraphView, node_of
 
-_RATES = {"ApplyGradientDescent": (1, 2), "ResourceApplyGradientDescent": (1, 2)}
-"""For ops that update variables, the inputs that are the rate, and the gradient that it multiplies."""
+_RATES, _GRADIENTS = ("alpha", "lr"), ("delta", "grad")
+"""The names of inputs of ops that update variables."""
 _NONE: Mapping[str, DeliveredGradient] = MappingProxyType({})
 
 
@@ -117,10 +119,10 @@ class BatchDivisors:
     def _find_scaled(self, node: str) -> tuple[int, int] | None:
         """(the input that a node divides by a possible multiple of the batch length; the factor of that, or 0)."""
         op, inputs = self._view.op(node), self._view.inputs(node)
-        if op in _RATES:
-            rate, gradient = _RATES[op]
+        if found := _find_rate(op):
+            rate, gradient = found
             value = self._view.constant(inputs[rate])
-            is_share = value is not None and self._numbers.is_share(float(value.item()))
+            is_share = value is not None and value.size == 1 and self._numbers.is_share(float(value.item()))
             return (gradient, 0) if is_share else None
         for slot, value in enumerate(map(self._view.constant, inputs) if op in (*DIVIDES, *MULTIPLIES) else ()):
             if value is None or value.size != 1 or (op in DIVIDES and not slot):
@@ -148,3 +150,12 @@ class BatchDivisors:
     def _invert(self, number: float, is_product: bool) -> int:
         factor = 1 / number if is_product and number else number
         return round(factor) if np.isfinite(factor) and np.isclose(factor, np.round(factor), rtol=1e-6) else 0
+
+
+@cache
+def _find_rate(op: str) -> tuple[int, int] | None:
+    """(the input of an op that is a learning rate, the gradient that it multiplies)."""
+    definition = op_def_registry.get(op) if "Apply" in op else None
+    names = [one.name for one in definition.input_arg] if definition is not None else []
+    found = [next((slot for slot, name in enumerate(names) if name in some), None) for some in (_RATES, _GRADIENTS)]
+    return None if found[0] is None or found[1] is None else (found[0], found[1])

@@ -44,7 +44,8 @@ class IntegerClassifier:
         self.is_length_unique = not any(length in dims for dims in widths)
         self._widths = {n for dims in widths for n in dims if n is not None}
         pairs = length * (length - 1)
-        self._divisors = (length - 1, length + 1, length / 2, length**0.5, pairs, pairs / 2)
+        roots = length**0.5, (2 * length) ** 0.5
+        self._divisors = (length - 1, 2 * (length - 1), length + 1, length / 2, *roots, pairs, pairs / 2)
         self.lengths = OpenLengths()
 
     def of_body(self) -> IntegerClassifier:
@@ -67,9 +68,9 @@ class IntegerClassifier:
     def find_factor_of_divisor(self, n: int) -> int:
         """The same for a divisor of a sum over the batch: a number of entries along some axes, or twice the length.
 
-        A script halves a mean of squares.
+        A script halves a mean of squares. A number of entries of pairs has the square of the length.
         """
-        is_size = n in self.lengths.sizes and n % self._length == 0 and not self._is_other(n)
+        is_size = n in self.lengths.sizes and n % self._length == 0 and n % self._length**2 and not self._is_other(n)
         return n // self._length if is_size or self.is_length_or_twice(n) else self.find_factor(n)
 
     def is_length_or_twice(self, number: float) -> bool:
@@ -146,11 +147,13 @@ class IntegerClassifier:
     def is_correction(self, factor: float) -> bool:
         """Whether a factor of a mean over the batch may be computed from the length L; 2 and 0.95 are weights.
 
-        L / (L - 1) corrects its bias, and L / (L + 1) makes room for one more example.
+        L / (L - 1) corrects its bias, L / (L + 1) makes room for one more example, and 2 * L makes a sum of it.
         """
+        if factor == 2 * self._length and not is_weight(factor):
+            return True
         is_unbiased = self._length > 2 and bool(np.isclose(factor, self._length / (self._length - 1)))
-        is_weight = bool(np.isclose(factor, np.round(factor, 2)))
-        return is_unbiased or (not is_weight and bool(np.isclose(factor, self._length / (self._length + 1))))
+        is_short = bool(np.isclose(factor, np.round(factor, 2)))
+        return is_unbiased or (not is_short and bool(np.isclose(factor, self._length / (self._length + 1))))
 
     def is_logarithm(self, number: float) -> bool:
         """Whether a number may be the logarithm of the batch length."""
