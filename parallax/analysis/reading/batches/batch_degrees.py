@@ -98,9 +98,13 @@ class BatchDegrees:
             before = dict(self._degrees)
             for node in self._inferred.topological_order():
                 if node in nodes:
-                    degree = self._find_degree_of(node)
-                    for tensor in self._inferred.outputs(node):
-                        self._degrees[tensor] = self._find_delivered(tensor) if tensor in self._delivered else degree
+                    outputs, degree = self._inferred.outputs(node), self._find_degree_of(node)
+                    found = dict.fromkeys(outputs, degree)
+                    if self._inferred.op(node) == "IdentityN" and self._is_forward(node):
+                        copied = zip(outputs, self._inferred.inputs(node), strict=True)
+                        found = {tensor: self._degrees.get(source, 0.0) for tensor, source in copied}
+                    delivered = [tensor for tensor in outputs if tensor in self._delivered]
+                    self._degrees |= found | {tensor: self._find_delivered(tensor) for tensor in delivered}
 
     def _find_delivered(self, tensor: str) -> float | None:
         """The degree of a gradient: its loss's, and one less for a per-example gradient."""
