@@ -26,6 +26,8 @@ _STATELESS_DRAW = re.compile(
     r"^(Stateless(Random(?!Get)\w+|(Parameterized)?TruncatedNormal(V2)?|Multinomial|Shuffle|SampleDistortedBoundingBox)"
     r"|RandomIndexShuffle)$"
 )
+_UNDECLARED_DRAWS = ("FractionalMaxPool", "FractionalAvgPool", "ExtractGlimpse", "ExtractGlimpseV2")
+"""Ops that draw, though TensorFlow does not declare them stateful: a pool's regions, noise at borders."""
 _ASSIGN = {
     "Assign": "assign",
     "AssignVariableOp": "assign",
@@ -144,9 +146,14 @@ def seed_slots(op: str) -> tuple[int, ...]:
 
 
 def is_stateful(op: str) -> bool:
-    """Whether TensorFlow declares that an op may return other values from the same inputs."""
+    """Whether an op may return other values from the same inputs."""
     definition = op_definition(op)
-    return definition is not None and bool(definition.is_stateful)
+    return op in _UNDECLARED_DRAWS or (definition is not None and bool(definition.is_stateful))
+
+
+def takes_seeds(node: NodeDef) -> bool:
+    """Whether a node draws by `seed` and `seed2`, and accepts any numbers: a pool refuses them if its own are 0."""
+    return "seed" in node.attr and "seed2" in node.attr and node.op not in _UNDECLARED_DRAWS
 
 
 def is_constant(view: GraphView, tensors: Iterable[str]) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from parallax.base.errors import TransformError
 from parallax.base.types import GraphDef, NodeDef
+from parallax.graph.ops import takes_seeds
 from parallax.graph.view import Edge, tensor_name
 from parallax.plans.rewrites import Rewrites
 from parallax.transform.building.editor import Worker
@@ -52,7 +53,7 @@ def _check_passes(nodes: Mapping[str, NodeDef], rewrites: Rewrites, worker: Work
                 f"Input {edge.slot} of {edge.node!r} must take {what}, and takes {tensor!r} as it was."
             )
     for name, node in nodes.items():
-        if "seed" in node.attr and "seed2" in node.attr and not (node.attr["seed"].i or node.attr["seed2"].i):
+        if takes_seeds(node) and not (node.attr["seed"].i or node.attr["seed2"].i):
             raise TransformError(f"Random op {name!r} must have a seed, and has none.")
 
 

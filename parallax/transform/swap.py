@@ -23,6 +23,7 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.base.errors import TransformError
 from parallax.base.types import GraphDef, NodeDef, OpDef
+from parallax.graph.ops import takes_seeds
 from parallax.graph.view import VARIABLES, node_of, split_tensor
 from parallax.transform.building.editor import SCOPE, GradientAccumulation
 from parallax.transform.passes.random_seeds import mix_seed
@@ -115,7 +116,7 @@ def add_plan(running: WorkerGraph, names: Mapping[str, str], new: WorkerGraph, n
         _rename(copy, here)
         if name not in changed:
             continue
-        if "seed" in node.attr and "seed2" in node.attr:
+        if takes_seeds(node):
             copy.attr["seed2"].i = mix_seed(node.attr["seed2"].i, copy.name, 0)  # the first numbers have been drawn
             redrawn.append(name)
         _separate_state(copy, name, prefix)

@@ -52,6 +52,18 @@ class FixedProjection(layers.Layer):
         return x @ tf.random.stateless_normal([4, 4], [1, 2])
 
 
+class Drawn(layers.Layer):
+    """Gives what a function draws for images of 8 x 8 pixels."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def call(self, x):
+        images = tf.reshape(tf.range(64.0), [1, 8, 8, 1]) * x[:, :1, None, None]
+        return tf.reshape(self.draw(images), [-1, 25])
+
+
 class ShowsRows(keras.Model):
     """Gives what goes into the last layer."""
 
@@ -126,6 +138,20 @@ def test_workers_draw_other_numbers_and_a_repeated_run_the_same(make) -> None:
 def test_workers_draw_the_same_numbers_for_verification() -> None:
     job = KerasJob(seeded(with_layers(DRAWING["Dropout"])), (ROWS, ROWS[:, :1]))
     for batch in shown(job, equal_randomness=True)[0]:
+        np.testing.assert_array_equal(batch[0], batch[1])
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda images: tf.nn.fractional_max_pool(images, [1, 1.4, 1.4, 1], True)[0],
+        lambda images: tf.nn.fractional_avg_pool(images, [1, 1.4, 1.4, 1], True, seed=5)[0],
+    ],
+    ids=["by no seed", "by a seed"],
+)
+def test_regions_that_are_drawn_for_a_pool_are_equal_on_all_workers(draw) -> None:
+    job = KerasJob(seeded(with_layers(lambda: [Drawn(draw)])), (ROWS, ROWS[:, :1]))
+    for batch in shown(job)[0]:
         np.testing.assert_array_equal(batch[0], batch[1])
 
 

@@ -17,7 +17,7 @@ from tensorflow.core.framework import types_pb2
 
 from parallax.base.types import DType, GraphDef, NodeDef
 from parallax.graph.control_flow import branches_of
-from parallax.graph.ops import op_definition
+from parallax.graph.ops import op_definition, takes_seeds
 from parallax.graph.view import GraphView
 from parallax.transform.building.all_to_all import native_ops
 
@@ -89,7 +89,7 @@ def keep_streams(graph_def: GraphDef, view: GraphView, initial: frozenset[str]) 
 
 def is_stream(node: NodeDef) -> bool:
     """Whether a node draws from a stream that its kernel stores."""
-    if "seed" not in node.attr or "seed2" not in node.attr:
+    if not takes_seeds(node):
         return False
     definition = op_definition(node.op)
     gives_state = definition is not None and any(

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 
 from parallax.base.types import GraphDef, NodeDef
-from parallax.graph.ops import seed_slots, takes_functions
+from parallax.graph.ops import seed_slots, takes_functions, takes_seeds
 from parallax.transform.building.editor import SCOPE, Worker
 
 
@@ -60,7 +60,7 @@ def seeds_of(node: NodeDef, name: str, initial: bool, worker: Worker) -> tuple[i
 
 
 def _set(node: NodeDef, name: str, initial: bool, worker: Worker) -> None:
-    if "seed" in node.attr and "seed2" in node.attr:
+    if takes_seeds(node):
         node.attr["seed"].i, node.attr["seed2"].i = seeds_of(node, name, initial, worker)
 
 

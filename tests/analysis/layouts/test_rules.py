@@ -319,3 +319,8 @@ def test_random_numbers_of_no_example_are_the_same_on_all_workers():
 def test_what_may_differ_between_workers_and_has_no_rule_is_refused():
     with pytest.raises(GraphError, match="may give a different result on each worker.*out of the training step"):
         layouts_of(lambda x, w: x * tf.numpy_function(lambda: 1.0, [], tf.float32))
+
+
+def test_what_an_op_draws_though_it_is_not_declared_random_is_worker_0_s():
+    found = layouts_of(lambda x, w: tf.image.extract_glimpse(x[..., None, None], [2, 1], tf.zeros([tf.shape(x)[0], 2])))
+    assert found.rewrites.from_worker_0 == ("ExtractGlimpseV2:0",)

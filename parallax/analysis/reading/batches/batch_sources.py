@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from parallax.base.types import NodeDef
 from parallax.graph.control_flow import branches_of
+from parallax.graph.ops import takes_seeds
 from parallax.graph.shard import mark_of
 from parallax.graph.view import GraphView
 
@@ -48,7 +49,7 @@ class BatchSource:
 
 def random_ops(view: GraphView, nodes: Iterable[str]) -> list[str]:
     """The given nodes that draw random numbers from their own state, sorted."""
-    return sorted(n for n in nodes if "seed" in view.nodes[n].attr and "seed2" in view.nodes[n].attr)
+    return sorted(n for n in nodes if takes_seeds(view.nodes[n]))
 
 
 def data_ops(view: GraphView, nodes: Iterable[str]) -> list[str]:
