@@ -46,20 +46,21 @@ LOOKUPS = ("ResourceGather", "GatherV2", "Gather", "ResourceGatherNd", "GatherNd
 """Ops that gather rows of their first input by the numbers in their second."""
 ELEMENTWISE = frozenset(
     """
-    Abs AccumulateNV2 Acos Acosh Add AddN AddV2 Angle AsString Asin Asinh Atan Atan2 Atanh BesselI0 BesselI0e BesselI1
-    BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc Bitcast BitwiseAnd
-    BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj Cos Cosh Dawsn
-    DecodeBase64 Digamma Div DivNoNan Elu EluGrad EncodeBase64 EnsureShape Equal Erf Erfc Erfinv Exp Expint Expm1
-    FakeQuantWithMinMaxArgs FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel
-    Floor FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Identity Igamma IgammaGradA Igammac Imag Inv
-    InvGrad Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd
-    LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Polygamma
-    PopulationCount Pow PreventGradient Real RealDiv Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6
-    Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin
-    Sinh Snapshot Softplus SoftplusGrad Softsign SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference
-    StaticRegexFullMatch StaticRegexReplace StopGradient StringJoin StringLength StringLower StringStrip
-    StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper Sub Substr Tan Tanh
-    TanhGrad TruncateDiv TruncateMod UnicodeScript UnicodeTranscode Xdivy Xlog1py Xlogy ZerosLike Zeta
+    Abs AccumulateNV2 Acos Acosh Add AddN AddV2 Angle AsString Asin Asinh Atan Atan2 Atanh BesselI0 BesselI0e
+    BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc Bitcast
+    BitwiseAnd BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj Cos Cosh
+    Dawsn DecodeBase64 Digamma Div DivNoNan Elu EluGrad EncodeBase64 EnsureShape Equal Erf Erfc Erfinv Exp Expint
+    Expm1 FakeQuantWithMinMaxArgs FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVars
+    FakeQuantWithMinMaxVarsPerChannel Floor FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Identity
+    Igamma IgammaGradA Igammac Imag Inv InvGrad Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less
+    LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter
+    NotEqual OnesLike Polygamma PopulationCount Pow PreventGradient RandomGammaGrad Real RealDiv Reciprocal
+    ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad
+    Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign
+    SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch StaticRegexReplace StopGradient
+    StringJoin StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast
+    StringToHashBucketStrong StringToNumber StringUpper Sub Substr Tan Tanh TanhGrad TruncateDiv TruncateMod
+    UnicodeScript UnicodeTranscode Xdivy Xlog1py Xlogy ZerosLike Zeta
     """.split()
 )
 """An element of the result is a function of the elements at its position, with broadcasting from the right, and of

@@ -41,7 +41,7 @@ from parallax.graph.view import NEXT_ITERATIONS, VARIABLES, Edge, GraphView, nod
 from parallax.plans.rewrites import AllReduce, Scatter
 
 _RANDOM = re.compile(
-    r"^(Random(?!ShuffleQueue).*|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|.*CandidateSampler)$"
+    r"^(Random(?!ShuffleQueue|GammaGrad).*|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|.*CandidateSampler)$"
 )
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
 _COPIES = ("Identity", "Cast", "Reshape")

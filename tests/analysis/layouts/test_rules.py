@@ -62,6 +62,15 @@ def table_gradient(x, w):
     return tf.gradients(tf.reduce_sum(tf.square(rows)) + tf.nn.l2_loss(w), w)[0]
 
 
+def boxes_of(x):
+    """Two boxes of each example."""
+    return tf.reshape(tf.sort(tf.concat([x, x], 1)), [-1, 2, 4])
+
+
+def drawn_seed():
+    return tf.random.uniform([2], maxval=9, dtype=tf.int32)
+
+
 def sum_by_ids(x, w):
     """Rows of a batch's targets and histories, added up by their ids."""
     rows = tf.concat([x[:, :1], tf.reshape(x, [-1, 1])], 0)
@@ -120,6 +129,19 @@ def sum_by_ids(x, w):
         (lambda x, w: tf.reshape(x, [tf.where(tf.constant(1) < 2, tf.shape(x)[0], 7), 4]), rows()),
         (lambda x, w: tf.cast(tf.shape(x)[0], tf.float32) * tf.reduce_sum(x), SUM),
         (lambda x, w: tf.random.uniform(tf.shape(x)), rows()),
+        (lambda x, w: tf.random.categorical(x, 2), rows()),
+        (lambda x, w: tf.random.stateless_categorical(x, 2, drawn_seed()), rows()),
+        (lambda x, w: tf.random.stateless_categorical(x, 2, [1, 2]), SAME),
+        (lambda x, w: tf.random.gamma([2], tf.exp(x)), rows(1)),
+        (lambda x, w: tf.random.poisson([], tf.exp(x)), rows()),
+        (lambda x, w: tf.random.stateless_binomial(tf.shape(x), drawn_seed(), 3.0, tf.sigmoid(x)), rows()),
+        (lambda x, w: tf.random.stateless_gamma(tf.shape(x), drawn_seed(), tf.exp(x[:, :1])), rows()),
+        (lambda x, w: tf.gradients(tf.random.gamma([], tf.exp(x)), x)[0], rows()),
+        (lambda x, w: tf.image.draw_bounding_boxes(tf.tile(x[..., None, None], [1, 1, 1, 3]), boxes_of(x), w), rows()),
+        (lambda x, w: tf.image.combined_non_max_suppression(boxes_of(x)[:, :, None], x[:, :2, None], 2, 2)[3], rows()),
+        (lambda x, w: tf.raw_ops.IsotonicRegression(input=x)[0], rows()),
+        (lambda x, w: tf.math.real(tf.signal.fft3d(tf.cast(x[:, None, None], tf.complex64))), rows()),
+        (lambda x, w: tf.fingerprint(tf.cast(x, tf.int32)), rows()),
         (lambda x, w: tf.eye(tf.shape(x)[0]), SAME),
         (lambda x, w: v1.Print(x, [tf.reduce_sum(x), tf.shape(x)[0]]), rows()),
         (lambda x, w: v1.Print(w, [x]), SAME),
@@ -313,6 +335,7 @@ def test_a_shape_with_two_axes_of_the_batch_is_the_workers_along_one_of_them():
 
 def test_random_numbers_of_no_example_are_the_same_on_all_workers():
     assert layouts_of(lambda x, w: x * tf.random.uniform([4])).equal_draws == ("random_uniform/RandomUniform",)
+    assert layouts_of(lambda x, w: x * tf.random.gamma([4], 1.0)).equal_draws == ("random_gamma/RandomGamma",)
     assert layouts_of(lambda x, w: x * tf.random.uniform(tf.shape(x))).equal_draws == ()
 
 

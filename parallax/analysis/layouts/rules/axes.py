@@ -138,6 +138,11 @@ def find_matrix_axes(facts: Sequence[Fact]) -> Sequence[int]:
     return (-2, -1)
 
 
+def find_volume_axes(facts: Sequence[Fact]) -> Sequence[int]:
+    """The last three axes, as for transforms of volumes."""
+    return (-3, -2, -1)
+
+
 def find_diagonal_axes(facts: Sequence[Fact]) -> Sequence[int]:
     """The last axis of an input to matrices, or of several diagonals the last two."""
     return (-1,) if len(facts) == 1 or facts[1].rank == 0 else (-2, -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from parallax.analysis.layouts.rules.axes import make_example_rule
+from parallax.analysis.layouts.rules.elementwise import align
 from parallax.analysis.layouts.rules.facts import REPLICATED, Fact
 from parallax.analysis.layouts.rules.plain import is_plain
 from parallax.analysis.layouts.rules.step_walk import StepWalk
@@ -46,6 +48,25 @@ def make_range(step: StepWalk, node: str) -> list[Fact] | None:
     return step.all_outputs(node, Sharded(0, part))
 
 
+def draw_by_example(step: StepWalk, node: str) -> list[Fact] | None:
+    """Multinomial: each worker draws classes for its own examples, unless a constant seed makes them one process's."""
+    slots = seed_slots(step.view.op(node))
+    if slots and is_constant(step.view, [step.view.inputs(node)[slot] for slot in slots]):
+        return None
+    return make_example_rule(0)(step, node)
+
+
+def draw_by_parameter(step: StepWalk, node: str) -> list[Fact] | None:
+    """RandomGamma and RandomPoisson: draws of a given shape for each parameter, of which a worker has its examples'."""
+    shape, parameter = step.inputs(node)
+    leading = shape.complete_values()
+    if leading is None or parameter.part is None or parameter.axis is None:
+        return None
+    step.require_layout(node, 0, REPLICATED)
+    dims = None if parameter.dims is None else (*leading, *parameter.dims)
+    return step.all_outputs(node, Sharded(len(leading) + parameter.axis, parameter.part), dims)
+
+
 def draw(step: StepWalk, node: str) -> list[Fact] | None:
     """A random op: per example each worker draws its own numbers, and otherwise all draw equal ones.
 
@@ -59,12 +80,15 @@ def draw(step: StepWalk, node: str) -> list[Fact] | None:
         step.equal_draws.append(node)
         return step.all_outputs(node, REPLICATED, dims)
     axes = [axis for axis, n in enumerate(facts[0].values() or ()) if step.part_of(n) is not None]
-    step.replicate(node, range(1, len(facts)))
     if facts[0].is_lengths and axes and dims is not None:
         part: ShardedAxis | None = step.part_of(dims[axes[0]])
         if part is not None:
+            step.replicate(node, slots)
+            for slot in range(1, len(facts)):
+                if slot not in slots:  # a parameter, which is broadcast to the draws
+                    align(step, node, slot, facts[slot], axes[0] - len(dims) + (facts[slot].rank or 0), part)
             step.localize(node, 0, axes[0], dims)
             return step.all_outputs(node, Sharded(axes[0], part), dims)
-    step.require_layout(node, 0, REPLICATED)
+    step.replicate(node)
     step.equal_draws.append(node)
     return step.all_outputs(node, REPLICATED, dims)

@@ -37,11 +37,11 @@ _BY_EXAMPLE: dict[tuple[int, ...], list[str]] = {
         Conv1D Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPoolV2 AvgPool MaxPool3D AvgPool3D LRN Dilation2D
         SpaceToDepth DepthToSpace ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea
         ResizeNearestNeighborGrad ScaleAndTranslate ExtractImagePatches AdjustContrastv2 AdjustHue AdjustSaturation
-        RGBToHSV HSVToRGB
+        RGBToHSV HSVToRGB ExtractVolumePatches IsotonicRegression Fingerprint
         """.split(),
     (0, 1): """
         InTopK InTopKV2 ResizeBilinearGrad ResizeBicubicGrad ScaleAndTranslateGrad ImageProjectiveTransformV2
-        ImageProjectiveTransformV3
+        ImageProjectiveTransformV3 DrawBoundingBoxes DrawBoundingBoxesV2 CombinedNonMaxSuppression
         """.split(),
     (0, 1, 2): """
         MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad MaxPoolGradGrad MaxPoolGradGradV2 MaxPool3DGradGrad LRNGrad
@@ -59,7 +59,8 @@ _DRAWS = """
     RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal StatelessRandomUniform
     StatelessRandomUniformV2 StatelessRandomNormal StatelessRandomNormalV2 StatelessTruncatedNormal
     StatelessTruncatedNormalV2 StatelessRandomUniformInt StatelessRandomUniformIntV2 StatelessRandomUniformFullInt
-    StatelessRandomUniformFullIntV2
+    StatelessRandomUniformFullIntV2 StatelessRandomGammaV2 StatelessRandomGammaV3 StatelessRandomBinomial
+    StatelessRandomPoisson StatelessParameterizedTruncatedNormal
     """.split()
 
 _BAG_GRADIENTS = tuple(f"SparseSegment{how}Grad{form}" for how in ("Sum", "Mean", "SqrtN") for form in ("", "V2"))
@@ -89,6 +90,8 @@ _OF_SHARDED: dict[str, Rule] = {
         axes.make_axis_rule(axes.find_last_axis, keeps_shape=True),
     ),
     **dict.fromkeys(("TopK", "TopKV2", "RFFT", "IRFFT"), axes.make_axis_rule(axes.find_last_axis)),
+    **dict.fromkeys(("FFT3D", "IFFT3D"), axes.make_axis_rule(axes.find_volume_axes, keeps_shape=True)),
+    **dict.fromkeys(("RFFT3D", "IRFFT3D"), axes.make_axis_rule(axes.find_volume_axes)),
     **dict.fromkeys(_OF_MATRICES, axes.make_axis_rule(axes.find_matrix_axes)),
     **dict.fromkeys(_TO_MATRICES_ALIKE, axes.make_axis_rule(axes.find_matrix_axes, keeps_shape=True)),
     **dict.fromkeys(_SOLVE, axes.solve),
@@ -200,6 +203,8 @@ RULES: dict[str, Rule] = {
     "StringFormat": plain.with_plain_fallback(plain.format_text),
     "BroadcastGradientArgs": shapes.find_broadcast_axes,
     **dict.fromkeys(_DRAWS, creation.draw),
+    **dict.fromkeys(("RandomGamma", "RandomPoissonV2"), creation.draw_by_parameter),
+    **dict.fromkeys(("Multinomial", "StatelessMultinomial"), creation.draw_by_example),
     **dict.fromkeys(("EmptyTensorList", "TensorListReserve"), lists.make_list),
     "TensorListFromTensor": lists.list_from_tensor,
     **dict.fromkeys(("TensorListStack", "TensorListGather"), lists.stack_list),
