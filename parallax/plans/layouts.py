@@ -205,6 +205,8 @@ class Change:
         edges: inputs of nodes.
         is_whole: whether a fetch of the tensor returns the changed one, too.
         batch: the batch from which a partial tensor is computed.
+        ends: if positive, the edges read at most so many first entries of the sharded axis, which alone are gathered;
+            if negative, last ones.
     """
 
     tensor: str
@@ -213,6 +215,7 @@ class Change:
     edges: tuple[Edge, ...]
     is_whole: bool = False
     batch: str = ""
+    ends: int = 0
 
 
 @dataclass(frozen=True, slots=True)

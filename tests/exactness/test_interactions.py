@@ -324,12 +324,21 @@ def test_rows_that_are_dropped_at_random_are_not_gathered() -> None:
     [
         lambda u, i, y: tf.reduce_max(-1.0 - per_row(u, i, y)),
         lambda u, i, y: tf.reduce_mean(tf.math.log(2.0 + tf.reduce_min(per_row(u, i, y)) * per_row(u, i, y))),
+        lambda u, i, y: tf.reduce_mean(per_row(u, i, y)) + tf.reduce_sum(u[:2] * i[-1]) * y[0],
         MEET["negatives of the batch"],
         MEET["means of classes"],
         APART["put in order"],
         APART["a branch's mean"],
     ],
-    ids=["the largest", "the least", "negatives", "means of classes", "put in order", "a branch's mean"],
+    ids=[
+        "the largest",
+        "the least",
+        "examples at both ends",
+        "negatives",
+        "means of classes",
+        "put in order",
+        "a branch's mean",
+    ],
 )
 def test_a_worker_without_examples_changes_nothing(loss: Loss) -> None:
     found = outcome_of(loss, rows_of_first=1)

@@ -16,6 +16,7 @@ from parallax.analysis.layouts.applied_gradients import find_pairs, find_pieces,
 from parallax.analysis.layouts.results import FetchedResults, find_results
 from parallax.analysis.layouts.rules.facts import COUNTED, LENGTHS, REPLICATED, Fact
 from parallax.analysis.layouts.rules.ragged import check_fed_ends
+from parallax.analysis.layouts.rules.slicing import count_ends
 from parallax.analysis.layouts.rules.sparse_tensors import find_counted_lengths
 from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk, is_partial
 from parallax.analysis.layouts.training_graph import (
@@ -234,6 +235,16 @@ def _find_loop_lengths(program: VisitedGraph, step: StepWalk, tensor: str) -> Le
     return tuple(one for one in value if one is not None) if isinstance(value, tuple) else value
 
 
+def _separate_ends(step: StepWalk, change: Change) -> list[Change]:
+    """A gather, and apart from it those for slices that read entries at an end alone."""
+    before, edges_by_ends = change.before, dict[int, list[Edge]]()
+    if change.is_whole or change.after != REPLICATED or not isinstance(before, Sharded) or before.part.blocks > 1:
+        return [change]
+    for edge in change.edges:
+        edges_by_ends.setdefault(count_ends(step, edge, before.axis), []).append(edge)
+    return [replace(change, edges=tuple(edges), ends=ends) for ends, edges in sorted(edges_by_ends.items())]
+
+
 def _make_layouts(program: VisitedGraph, step: StepWalk, partial_results: Sequence[str]) -> Layouts:
     place = {node: number for number, node in enumerate(program.order)}
     # Tensors reduced where they are computed come first: their other readers read the reduced tensor in their layouts.
@@ -246,7 +257,8 @@ def _make_layouts(program: VisitedGraph, step: StepWalk, partial_results: Sequen
         before = step.reduced[tensor] if is_reduced else step.facts[tensor].layout
         edges = tuple(step.changes[tensor, layout])
         is_whole = is_reduced and program.steps is None
-        changes.append(Change(tensor, before, layout, edges, is_whole, batches.get(node_of(tensor), "")))
+        change = Change(tensor, before, layout, edges, is_whole, batches.get(node_of(tensor), ""))
+        changes += _separate_ends(step, change)
     changes += [Change(tensor, REPLICATED, COUNTED, tuple(edges)) for tensor, edges in step.added_once.items()]
     for tensor in partial_results:
         batch = batches.get(node_of(tensor), "")

@@ -47,7 +47,9 @@ def find_gathered(view: GraphView, layouts: LayoutRewrites, workers: int | None 
             if batch not in examples:
                 examples[batch] = _find_examples(view, batch.split(",")[0], workers)
             node = change.edges[0].node if change.edges else node_of(change.tensor)
-            gathered.setdefault(change.tensor, GatheredTensor(node, change.tensor, _find_size(view, change, examples)))
+            found = GatheredTensor(node, change.tensor, _find_size(view, change, examples, workers))
+            if change.tensor not in gathered or not change.ends:
+                gathered[change.tensor] = found
     return tuple(gathered.values())
 
 
@@ -71,7 +73,7 @@ def _find_examples(view: GraphView, batch: str, workers: int | None) -> int | No
     return local_length * workers if local_length and workers is not None else None
 
 
-def _find_size(view: GraphView, change: Change, examples: Mapping[str, int | None]) -> int | None:
+def _find_size(view: GraphView, change: Change, examples: Mapping[str, int | None], workers: int | None) -> int | None:
     from tensorflow.python.framework import dtypes
 
     shape, element = view.shape(change.tensor), int(dtypes.as_dtype(view.dtype(change.tensor)).size or 0)
@@ -86,6 +88,10 @@ def _find_size(view: GraphView, change: Change, examples: Mapping[str, int | Non
     others = [length for place, length in enumerate(shape) if place != axis]
     count, factor = examples[part.batch], part.factor.number
     known = [length for length in others if length is not None]
-    if count is None or factor is None or len(known) < len(others):
+    if len(known) < len(others):
         return None
-    return count * factor * part.blocks * math.prod(known) * element
+    entries = None if count is None or factor is None else count * factor * part.blocks
+    if change.ends:
+        most = abs(change.ends) * (workers or 1)
+        entries = most if entries is None else min(entries, most)
+    return None if entries is None else entries * math.prod(known) * element

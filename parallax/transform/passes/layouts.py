@@ -126,7 +126,10 @@ class _Build:
             source, before = self._exclude_stand_in(source, Partial("sum"), change.batch), change.after
         if isinstance(before, Partial) and not before.is_counted:
             source, before = self._exclude_stand_in(source, before, change.batch), replace(before, is_counted=True)
-        changed = self._change_tensor(source, before, change.after)
+        if change.ends and isinstance(before, Sharded):
+            changed = self._gather(source, before, change.ends)
+        else:
+            changed = self._change_tensor(source, before, change.after)
         editor.redirect(change.edges, changed)
         if change.is_whole:
             editor.full_tensors[change.tensor] = str(changed.name)
@@ -169,8 +172,8 @@ class _Build:
             f"A tensor of layout {before} cannot be replicated. This is a fault of Parallax: please report it."
         )
 
-    def _gather(self, tensor: Tensor, layout: Sharded) -> Tensor:
-        """The pieces of all workers in rank order, block by block."""
+    def _gather(self, tensor: Tensor, layout: Sharded, ends: int = 0) -> Tensor:
+        """The pieces of all workers in rank order, block by block; of one block perhaps only entries at an end."""
         axis, blocks = layout.axis, layout.part.blocks
         if self._editor.worker.size == 1:
             return tf.identity(tensor)
@@ -180,6 +183,8 @@ class _Build:
             first = tf.reshape(first, tf.stack([tf.shape(first)[0], tf.reduce_prod(others)]))
         pieces = tf.split(first, blocks) if blocks > 1 else [first]
         pieces = [self._editor.batch_weights[layout.part.batch].counted_rows(piece) for piece in pieces]
+        if ends:
+            pieces = [piece[:ends] if ends > 0 else piece[ends:] for piece in pieces]
         gathered = [self._gather_rows(piece) for piece in pieces]
         whole = tf.concat(gathered, 0) if blocks > 1 else gathered[0]
         if tensor.shape.rank is None:

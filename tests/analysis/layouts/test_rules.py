@@ -310,6 +310,27 @@ def test_an_op_takes_a_tensor_in_one_layout_whatever_its_rule_asks_for_on_the_wa
     assert len(edges) == len(set(edges))
 
 
+@pytest.mark.parametrize(
+    "cut, ends",
+    [
+        (lambda x: x[:2], 2),
+        (lambda x: x[1], 2),
+        (lambda x: x[0:3:2, 1:], 3),
+        (lambda x: x[-1], -1),
+        (lambda x: x[-3:-1], -3),
+        (lambda x: tf.slice(x, [1, 0], [2, -1]), 3),
+        (lambda x: tf.transpose(x)[:, None, -2:], -2),
+        (lambda x: x[1:], 0),
+        (lambda x: x[:-1], 0),
+        (lambda x: x[-2:3], 0),
+        (lambda x: x[::2], 0),
+    ],
+)
+def test_a_slice_at_an_end_of_the_batch_gathers_no_more_entries_than_it_reads(cut, ends):
+    [change] = layouts_of(lambda x, w: cut(x)).rewrites.changes
+    assert change.after == SAME and change.ends == ends
+
+
 def test_what_all_workers_have_is_cut_by_lengths_of_the_global_batch():
     found = layouts_of(lambda x, w: tf.slice(tf.reverse(x, [0]), [0, 0], [tf.shape(x)[0], 2]))
     assert found.facts["Slice:0"].layout == SAME

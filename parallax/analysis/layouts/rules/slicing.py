@@ -12,6 +12,7 @@ from parallax.analysis.layouts.rules.reshaping import find_block, keep_plain, re
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.rules.values import flatten_matrix
 from parallax.graph.lengths import ONE, Length
+from parallax.graph.view import Edge
 from parallax.plans.layouts import Layout, Sharded, ShardedAxis
 
 
@@ -155,6 +156,33 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
             elif measured is not None and axis != fact.axis:  # whose length is that of the sharding
                 dims[left] = measured
     return step.all_outputs(node, Sharded(result, part), None if fact.dims is None else tuple(dims))
+
+
+def count_ends(step: StepWalk, edge: Edge, axis: int) -> int:
+    """The number of an axis' entries at its begin, or negative at its end, beyond which a slice reads none; else 0."""
+    node, op = edge.node, step.view.op(edge.node)
+    if op not in ("StridedSlice", "Slice") or edge.slot or any(t not in step.facts for t in step.view.inputs(node)):
+        return 0
+    fact, *bounds = step.inputs(node)
+    numbers = [[None if one is None else one.number for one in bound.values() or ()] for bound in bounds]
+    if fact.rank is None or not all(numbers):
+        return 0
+    if op == "Slice":
+        first, size = numbers[0][axis], numbers[1][axis]
+        return 0 if first is None or size is None or size < 0 else first + size
+    masks = _read_masks(step, node)
+    entry = _find_axes(len(numbers[0]), masks, fact.rank)[axis][0]
+    if entry is None or (numbers[2][entry] or 0) < 1:
+        return 0
+    first, last = numbers[0][entry], numbers[1][entry]
+    if masks["shrink_axis"] >> entry & 1:
+        return 0 if first is None else first + (first >= 0)
+    if masks["begin"] >> entry & 1:
+        first = 0
+    if first is not None and first < 0 and (masks["end"] >> entry & 1 or (last is not None and last < 0)):
+        return first
+    is_of_begin = not masks["end"] >> entry & 1 and first is not None and first >= 0
+    return max(last, 0) if is_of_begin and last is not None else 0
 
 
 def _measure(length: Length, bounds: list[Fact], masks: dict[str, int], entry: int) -> Length | None:
