@@ -134,6 +134,7 @@ SHAPES = [
     _step_by_step,
     lambda h: tf.scan(lambda state, one: tf.tanh(state + one), tf.stack([h, -h]), tf.zeros([LENGTH, 6]))[-1],
     _of_halves,
+    lambda h: tf.ensure_shape(h, [LENGTH, 6]) + tf.transpose(tf.ensure_shape(tf.transpose(h), [None, LENGTH])),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Forgets the lengths of one process that a front end's step states for axes of which each worker has its share."""
+"""Forgets lengths of one process that a front end's step states, or requires, for axes of which workers have shares."""
 
 from __future__ import annotations
 
@@ -32,5 +32,8 @@ def with_open_shapes(view: GraphView, layouts: Iterable[LayoutRewrites]) -> Grap
     copy.CopyFrom(view.graph_def)
     nodes = {node.name: node for node in copy.node}
     for name, number, axis in numbered:
-        nodes[name].attr[_SHAPES].list.shape[number].dim[axis].size = -1
+        node = nodes[name]
+        node.attr[_SHAPES].list.shape[number].dim[axis].size = -1
+        if node.op == "EnsureShape" and not node.attr["shape"].shape.unknown_rank:
+            node.attr["shape"].shape.dim[axis].size = -1
     return GraphView(copy)
