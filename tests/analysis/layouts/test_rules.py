@@ -126,6 +126,7 @@ def sum_by_ids(x, w):
         (lambda x, w: tf.broadcast_dynamic_shape(tf.shape(x @ tf.transpose(x))[1:], tf.shape(x)[:1]), SAME),
         (lambda x, w: tf.broadcast_to(x[:, :1], tf.broadcast_dynamic_shape(tf.shape(x), [4])), rows()),
         (lambda x, w: tf.reshape(x, tf.pad(tf.shape(x), [[1, 0]], constant_values=1)), rows(1)),
+        (lambda x, w: tf.reshape(tf.boolean_mask(tf.transpose(x), w[0] > 0), [2, -1, tf.shape(x)[0]]), rows(2)),
         (lambda x, w: tf.reshape(x, [tf.where(tf.constant(1) < 2, tf.shape(x)[0], 7), 4]), rows()),
         (lambda x, w: tf.cast(tf.shape(x)[0], tf.float32) * tf.reduce_sum(x), SUM),
         (lambda x, w: tf.random.uniform(tf.shape(x)), rows()),

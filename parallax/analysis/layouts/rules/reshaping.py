@@ -134,7 +134,10 @@ def _find_shape_of_reshape(step: StepWalk, node: str, fact: Fact, shape: Fact) -
             lengths[axis] = length
     unknown = [axis for axis, length in enumerate(lengths) if length is None]
     if len(unknown) == 1 and fact.dims is not None:
-        lengths[unknown[0]] = multiply(fact.dims).divide(multiply(n for n in lengths if n is not None))
+        count = multiply(fact.dims).divide(multiply(n for n in lengths if n is not None))
+        if count is None and fact.part is not None:  # the lengths that are known may show where the sharded axis is
+            count = Length.of(f"{step.prefix}{node}:0[{unknown[0]}]")
+        lengths[unknown[0]] = count
     if any(n is None for n in lengths):
         return None
     return tuple(n for n in lengths if n is not None)
