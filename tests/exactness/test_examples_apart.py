@@ -120,6 +120,13 @@ def images(x: Any, w: Any) -> Any:
     return tf.reshape(tf.concat([x @ w, tf.sin(x) @ w, tf.cos(x) @ w], 1), [-1, 3, 2, 2])
 
 
+def cropped(x: Any, y: Any, w: Any, table: Any) -> Any:
+    """Two crops of each image, by boxes that are learned."""
+    boxes = tf.sort(tf.sigmoid(tf.reshape(tf.concat([x @ w, tf.sin(x @ w)], 1), [-1, 4])))
+    own = tf.repeat(tf.range(tf.shape(x)[0]), 2)
+    return tf.reshape(tf.image.crop_and_resize(images(x, w), boxes, own, [2, 2]), [tf.shape(x)[0], -1])
+
+
 def morphed(x: Any, y: Any, w: Any, table: Any) -> Any:
     structure = tf.reshape(w[:2], [2, 2, 2])
     return tf.nn.dilation2d(images(x, w), structure, [1, 1, 1, 1], "SAME", "NHWC", [1, 1, 1, 1])
@@ -149,6 +156,7 @@ APART: dict[str, Program] = {
     "views of examples": views,
     "normalized over channels": lambda x, y, w, table: tf.nn.local_response_normalization(images(x, w), 1),
     "dilated": morphed,
+    "cropped": cropped,
     "scaled": lambda x, y, w, table: tf.image.resize(images(x, w), [5, 3], "lanczos3"),
     "padded to a size": lambda x, y, w, table: tf.image.resize_with_crop_or_pad(images(x, w), 5, 1),
     "frames added up": lambda x, y, w, table: tf.signal.overlap_and_add(images(x, w)[..., 0], 1),
