@@ -1,4 +1,4 @@
-"""Layout rules of tensors concatenated along the first axis, such as the labels of a batch and shared negative samples.
+"""Layout rules of tensors concatenated along the first axis, such as a batch's labels and shared samples, or padded.
 
 Each piece keeps its own layout through a lookup of the concatenated ids, through the slices that split the rows again,
 and through the gradients of these ops. Any other op requires a concatenated tensor to be replicated.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from parallax.analysis.layouts.rules.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, Fact
+from parallax.analysis.layouts.rules.reshaping import keep_plain
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.analysis.layouts.rules.values import flatten_matrix
 from parallax.graph.lengths import Length, multiply
@@ -201,3 +202,32 @@ def _chain(merged: dict[tuple[Length, Length], Layout], total: Length) -> list[t
         chain.append((last - first, layout))
         first = last
     return chain
+
+
+def pad(step: StepWalk, node: str) -> list[Fact] | None:
+    """Pad, MirrorPad and its gradient: the sharded axis must have no padding; a partial sum stays one."""
+    facts = step.inputs(node)
+    if all(f.is_same or f.is_lengths for f in facts):
+        return keep_plain(step, node, facts)
+    fact, known = facts[0], _find_paddings(step, node)
+    if fact.is_sum and step.view.op(node) != "PadV2":
+        step.replicate(node, range(1, len(facts)))
+        return step.all_outputs(node, fact.layout)
+    if fact.axis is None or known[2 * fact.axis : 2 * fact.axis + 2] != [Length(), Length()]:
+        return None
+    lengths = [length for length in known if length is not None]
+    is_local = facts[1].is_lengths and lengths == known and not any(map(step.has_batch, lengths))
+    step.replicate(node, range(2 if is_local else 1, len(facts)))
+    step.keep_local(node, (1,))
+    if fact.dims is None or lengths != known:
+        return step.all_outputs(node, fact.layout)
+    pairs = zip(fact.dims, lengths[::2], lengths[1::2], strict=True)
+    sign = Length.of(-1 if step.view.op(node) == "MirrorPadGrad" else 1)
+    dims = tuple(length + sign * (before + behind) for length, before, behind in pairs)
+    return step.all_outputs(node, fact.layout, dims)
+
+
+def _find_paddings(step: StepWalk, node: str) -> list[Length | None]:
+    """The padding before and after each axis in turn, as far as it is known."""
+    values = flatten_matrix(step, step.view.inputs(node)[1])
+    return list(values) if isinstance(values, tuple) else []

@@ -10,7 +10,6 @@ from dataclasses import replace
 from parallax.analysis.layouts.rules.facts import Fact
 from parallax.analysis.layouts.rules.reshaping import find_block, keep_plain, restate_length
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
-from parallax.analysis.layouts.rules.values import flatten_matrix
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import Edge
 from parallax.plans.layouts import Layout, Sharded, ShardedAxis
@@ -362,35 +361,6 @@ def slice_plainly(step: StepWalk, node: str) -> list[Fact] | None:
     inferred = step.fact(f"{node}:0", Sharded(fact.axis, part)).dims or ()
     dims = [n if stated is None or stated.number == -1 else stated for n, stated in zip(inferred, size, strict=False)]
     return step.all_outputs(node, Sharded(fact.axis, part), tuple(dims) or None)
-
-
-def pad(step: StepWalk, node: str) -> list[Fact] | None:
-    """Pad, MirrorPad and its gradient: the sharded axis must have no padding; a partial sum stays one."""
-    facts = step.inputs(node)
-    if all(f.is_same or f.is_lengths for f in facts):
-        return keep_plain(step, node, facts)
-    fact, known = facts[0], _find_paddings(step, node)
-    if fact.is_sum and step.view.op(node) != "PadV2":
-        step.replicate(node, range(1, len(facts)))
-        return step.all_outputs(node, fact.layout)
-    if fact.axis is None or known[2 * fact.axis : 2 * fact.axis + 2] != [Length(), Length()]:
-        return None
-    lengths = [length for length in known if length is not None]
-    is_local = facts[1].is_lengths and lengths == known and not any(map(step.has_batch, lengths))
-    step.replicate(node, range(2 if is_local else 1, len(facts)))
-    step.keep_local(node, (1,))
-    if fact.dims is None or lengths != known:
-        return step.all_outputs(node, fact.layout)
-    pairs = zip(fact.dims, lengths[::2], lengths[1::2], strict=True)
-    sign = Length.of(-1 if step.view.op(node) == "MirrorPadGrad" else 1)
-    dims = tuple(length + sign * (before + behind) for length, before, behind in pairs)
-    return step.all_outputs(node, fact.layout, dims)
-
-
-def _find_paddings(step: StepWalk, node: str) -> list[Length | None]:
-    """The padding before and after each axis in turn, as far as it is known."""
-    values = flatten_matrix(step, step.view.inputs(node)[1])
-    return list(values) if isinstance(values, tuple) else []
 
 
 def fold_space(step: StepWalk, node: str) -> list[Fact] | None:
