@@ -444,11 +444,18 @@ def test_lookups_whose_shapes_have_two_types_give_one_gradient() -> None:
     assert tried(build, {"ids": lambda rng, rows: rng.randint(0, 13, [rows])}, is_open=False).kind == "equal"
 
 
+F64 = tf.float64
 DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "a mean of all pairs": lambda v, n: tf.reduce_sum(tf.square(v[:, None] - v[None])) / (n * (n - 1)),
     "a variance without bias": lambda v, n: tf.reduce_sum(tf.square(v - tf.reduce_mean(v))) / (n - 1),
     "a variance by a cast": lambda v, n: tf.reduce_sum(tf.square(v - tf.reduce_mean(v))) / tf.cast(n - 1, tf.float32),
     "places in reverse": lambda v, n: tf.reduce_mean(v * tf.gather(tf.sin(v), n - 1 - tf.range(n))),
+    "a covariance of centered pairs": lambda v, n: (
+        tf.reduce_sum((np.eye(n) - 1 / n) @ tf.cast(v, F64)[:, None]) / (n - 1) ** 2
+    ),
+    "a matrix of shares": lambda v, n: tf.reduce_mean(tf.square((tf.eye(n) - tf.ones([n, n]) / n) @ v[:, None])),
+    "a sum by a power": lambda v, n: tf.reduce_sum(tf.square(v)) * tf.pow(float(n), -1.0),
+    "the rest of a mean": lambda v, n: tf.square((1 - 1 / n) * tf.reduce_mean(v) + 1.0),
     "a corrected variance": lambda v, n: tf.sqrt(tf.math.reduce_variance(v) * (n / (n - 1))),
     "a mean beside one more": lambda v, n: tf.square(1 / (n + 1) * v[0] + (1 - 1 / (n + 1)) * tf.reduce_mean(v)),
     "a sum by the root": lambda v, n: tf.reduce_sum(tf.sin(v)) / n**0.5,
@@ -482,6 +489,7 @@ DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "each example by itself": lambda v, n: tf.add_n([k * one for k, one in enumerate(tf.unstack(v))]),
 }
 UNRELATED_TO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
+    "pixels by a number": lambda v, n: tf.reduce_mean(tf.square(v)),
     "neighbors": lambda v, n: tf.reduce_mean(tf.square(v[:-1] - v[1:])),
     "the first example": lambda v, n: tf.square(v[0] - v[1]) + tf.square(v[-1]),
     "weights of sums": lambda v, n: 0.5 * tf.reduce_sum(tf.square(v)) + 0.01 * tf.reduce_sum(v) / n,
@@ -502,7 +510,9 @@ UNRELATED_TO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
 def test_constants_derived_from_the_batch_length_are_distinguished(case: str) -> None:
     rows, loss_of = 12, {**DERIVED_FROM_LENGTH, **UNRELATED_TO_LENGTH}[case]
     with tf.Graph().as_default() as graph:
-        values = tf.reduce_sum(v1.placeholder(tf.float32, [rows, 4]) * v1.get_variable("w", [4]), 1)
+        x = v1.placeholder(tf.float32, [rows, 4])
+        x = x / 12.0 if case == "pixels by a number" else x
+        values = tf.reduce_sum(x * v1.get_variable("w", [4]), 1)
         v1.train.GradientDescentOptimizer(0.1).minimize(loss_of(values, rows))
     captured = capture(graph)
     assert captured.is_opened == (case in UNRELATED_TO_LENGTH)

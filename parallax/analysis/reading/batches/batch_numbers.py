@@ -45,7 +45,16 @@ class IntegerClassifier:
         self._widths = {n for dims in widths for n in dims if n is not None}
         pairs = length * (length - 1)
         roots = length**0.5, (2 * length) ** 0.5
-        self._divisors = (length - 1, 2 * (length - 1), length + 1, length / 2, *roots, pairs, pairs / 2)
+        self._divisors = (
+            length - 1,
+            2 * (length - 1),
+            length + 1,
+            length / 2,
+            *roots,
+            pairs,
+            pairs / 2,
+            (length - 1) ** 2,
+        )
         self.lengths = OpenLengths()
 
     def of_body(self) -> IntegerClassifier:
@@ -76,6 +85,10 @@ class IntegerClassifier:
     def is_length_or_twice(self, number: float) -> bool:
         """Whether a number is the batch length, or twice that."""
         return number in (self._length, 2 * self._length)
+
+    def is_length(self, number: float) -> bool:
+        """Whether a number is the batch length, and neither a width nor as short as a weight."""
+        return self.is_length_unique and number == self._length and not is_weight(number)
 
     def may_be_length(self, n: int) -> bool:
         """Whether a length may be a multiple of the batch's: not if only axes outside the batch have it."""
@@ -147,13 +160,14 @@ class IntegerClassifier:
     def is_correction(self, factor: float) -> bool:
         """Whether a factor of a mean over the batch may be computed from the length L; 2 and 0.95 are weights.
 
-        L / (L - 1) corrects its bias, L / (L + 1) makes room for one more example, and 2 * L makes a sum of it.
+        L / (L - 1) corrects its bias, L / (L + 1) or (L - 1) / L makes room for one example, and 2 * L makes a sum.
         """
         if factor == 2 * self._length and not is_weight(factor):
             return True
         is_unbiased = self._length > 2 and bool(np.isclose(factor, self._length / (self._length - 1)))
         is_short = bool(np.isclose(factor, np.round(factor, 2)))
-        return is_unbiased or (not is_short and bool(np.isclose(factor, self._length / (self._length + 1))))
+        rest = (self._length / (self._length + 1), (self._length - 1) / self._length)
+        return is_unbiased or (not is_short and bool(np.isclose(factor, rest).any()))
 
     def is_logarithm(self, number: float) -> bool:
         """Whether a number may be the logarithm of the batch length."""

@@ -299,18 +299,34 @@ class UnclassifiedConstants:
     def _is_length(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
         """Whether a number that a node reads may be a batch length, or its reciprocal.
 
-        A divisor of a mean over the batch, or of a value that is averaged over it later, is not.
+        A divisor of a mean over the batch, or of a value that is averaged over it later, is not, unless the value has
+        nothing of inputs or variables: `tf.ones([n, n]) / n` is a matrix of shares.
         """
         op, others = inferred.op(node), [tensor for place, tensor in enumerate(inferred.inputs(node)) if place != slot]
         is_length = self._numbers.is_size(number)
         is_factor = op in MULTIPLIES and not is_length and self._numbers.is_size(1 / number)
         if is_factor or (is_length and op in DIVIDES and slot == 1):
-            return not any(degrees.is_mean(tensor, node) for tensor in others)
+            is_mean = any(degrees.is_mean(tensor, node) for tensor in others)
+            is_exact = self._numbers.is_length(float(np.round(1 / number if is_factor else number, 3)))
+            return not is_mean or (is_exact and all(self._is_of_constants(inferred, one) for one in others))
         if op in MULTIPLIES:
             return is_length  # a mean times the length is a sum
         are_means = all(degrees.find_degree(tensor) == 0 for tensor in others)
         is_place = op not in _CLIPS and any(map(degrees.has_axis, others))  # the index of one example among that many
-        return is_length and (is_place or not others or not are_means)
+        are_numbers = all(inferred.constant(tensor) is not None for tensor in others)
+        return is_length and (is_place or are_numbers or not are_means)
+
+    def _is_of_constants(self, inferred: GraphView, tensor: str) -> bool:
+        """Whether a tensor is computed from no entry of an input or a variable, but perhaps from lengths."""
+        seen, waiting = set[str](), [node_of(tensor)]
+        while waiting:
+            node = waiting.pop()
+            if inferred.op(node) in (*SOURCES, *VARIABLES):
+                return False
+            before = [node_of(one) for one in inferred.inputs(node)] if inferred.op(node) != "Shape" else []
+            waiting += [one for one in before if one not in seen]
+            seen.update(before)
+        return True
 
     def _is_made_for_batch(self, tensor: str) -> bool:
         """Whether a tensor is computed from constants, and an axis or entry of it may be the batch length."""
