@@ -55,7 +55,7 @@ class LengthSources:
         may_be_fetched = {node for node in order if self._read[node] and node not in autodiff}
         self.of_batches = add_measured_ancestors(view, view.ancestors(may_be_fetched), measured)
         self._read_by_fetches = self._intersect(view, order, may_be_fetched)
-        ends = {node for node in may_be_fetched if set(view.users(node)) <= autodiff}
+        ends = may_be_fetched.difference(*(view.nodes_before(node) for node in order if node not in autodiff))
         self._read_by_ends = self._intersect(view, order, ends)
         updates = ends & _find_updates(view, order)
         self._read_by_updates = self._intersect(view, order, updates)
@@ -74,16 +74,21 @@ class LengthSources:
 
     def _intersect(self, view: GraphView, order: Sequence[str], ends: Set[str]) -> dict[str, int]:
         """For each node the sources that all of `ends` read which depend on it."""
-        common = dict.fromkeys(order, (1 << len(self._bits)) - 1)
-        has_fewer = True
-        while has_fewer:
-            has_fewer = False
+        every = (1 << len(self._bits)) - 1
+        common, has_fewer, of_shapes = dict.fromkeys(order, every), True, set().union(*self._made.values())
+        while has_fewer:  # once more for each level of loops, and for tensors measured by constants
+            has_fewer, seen = False, set[str]()
             for node in reversed(order):
                 left = common[node] & self._read[node] if node in ends else common[node]
-                for user in (*view.users(node), *self._made.get(node, ())):
-                    left &= common[user]
+                for constant in self._made.get(node, ()):
+                    left &= common[constant]
                 has_fewer |= left != common[node]
                 common[node] = left
+                seen.add(node)
+                for before in view.nodes_before(node) if left != every else ():
+                    if common[before] & ~left:
+                        common[before] &= left
+                        has_fewer |= before in seen or before in of_shapes
         return common
 
     def find(self, node: str) -> str:
