@@ -150,6 +150,11 @@ def full_length(node: NodeDef) -> int:
     return int(node.attr[FULL].i) if FULL in node.attr else 0
 
 
+def declared_length(node: NodeDef) -> int:
+    """The length of all global batches that are fed to a node, with which a step may compute; 0 if lengths differ."""
+    return full_length(node) if has_numeric_length(node) else 0
+
+
 def locate_part(rows: int, rank: int, size: int) -> tuple[int, int]:
     """(the first row of a worker's share of a batch, the row after its last)."""
     return rows * rank // size, rows * (rank + 1) // size

@@ -118,9 +118,9 @@ def _step_by_step(h: Any) -> Any:
 
 
 def _of_halves(h: Any) -> Any:
-    both = tf.concat([h, tf.tanh(h)], 0)
-    one, other = tf.split(both * both, [LENGTH, LENGTH])
-    return both[:LENGTH] * both[LENGTH:] + one - other
+    both, n = tf.concat([h, tf.tanh(h)], 0), h.shape[0] or LENGTH
+    one, other = tf.split(both * both, [n, n])
+    return both[:n] * both[n:] + one - other
 
 
 SHAPES = [
@@ -149,6 +149,21 @@ def test_shapes_with_the_declared_length_gather_nothing(reshape: Callable[[Any],
 
     found = outcome(functools.partial(fit_by, 3), script)
     assert difference(found, outcome(fit_plainly, script)) < 1e-5 and found["found"][1] == 0
+
+
+SLICES = [lambda both: both[:LENGTH], lambda both: both[LENGTH:], lambda both: both[: 2 * LENGTH]]
+
+
+@pytest.mark.parametrize("cut", SLICES)
+def test_a_number_as_large_as_a_full_batch_cuts_shorter_ones_at_that_place(cut: Callable[[Any], Any]) -> None:
+    """The last of the batches has five examples, and two views of it ten rows."""
+
+    def script(fit: Any) -> Any:
+        model = WithItsLoss(lambda x, h: tf.reduce_mean(tf.square(cut(tf.concat([h, 2.0 * tf.tanh(h)], 0)) - 1.0)))
+        model.compile("sgd", "mse")
+        return model, fit(model, X[:21], Y[:21], batch_size=LENGTH, epochs=2, shuffle=False, verbose=0).history
+
+    assert difference(outcome(functools.partial(fit_by, 3), script), outcome(fit_plainly, script)) < 1e-5
 
 
 def test_ids_in_a_shape_with_the_declared_length_are_looked_up_on_their_workers() -> None:

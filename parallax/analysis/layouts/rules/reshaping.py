@@ -9,7 +9,7 @@ from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Dims, Fac
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.rules.values import compute_value, flatten_matrix
 from parallax.base.errors import GraphError
-from parallax.graph.batches import full_length
+from parallax.graph.batches import declared_length, full_length
 from parallax.graph.lengths import ONE, Length, multiply
 from parallax.graph.view import node_of
 from parallax.plans.layouts import Pieces, Sharded, ShardedAxis
@@ -336,13 +336,17 @@ def broadcast_to(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def is_declared(step: StepWalk, part: ShardedAxis, length: Length) -> bool:
-    """Whether a number of a front end's step is the length of a sharded axis for the declared global batch."""
-    return length != part.length and restate_length(step, part, length) == part.length
+    """Whether a number, of an op that accepts no other one, is the length of an axis for the usual global batch."""
+    usual = 0 if step.is_script else full_length(step.view.nodes[node_of(part.batch)])
+    return usual > 0 and length == Length.of(usual * part.blocks) * part.factor
 
 
 def restate_length(step: StepWalk, part: ShardedAxis, length: Length) -> Length:
-    """The length of some blocks of a sharded axis, where a front end's step states it for the declared global batch."""
-    declared = 0 if step.is_script else full_length(step.view.nodes[node_of(part.batch)])
+    """The length of some blocks of a sharded axis, where a step that is traced for its batch length has a number.
+
+    Elsewhere an op such as `x[:32]` may have the number, and take the same entries of a shorter batch.
+    """
+    declared = 0 if step.is_script else declared_length(step.view.nodes[node_of(part.batch)])
     blocks = length.divide(Length.of(declared) * part.factor) if declared > 0 else None
     count = blocks.number if blocks is not None and blocks.number is not None else 0
     return replace(part, blocks=count).length if count > 0 else length

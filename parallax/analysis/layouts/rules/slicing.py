@@ -231,6 +231,8 @@ def slice_gradient(step: StepWalk, node: str) -> list[Fact] | None:
     place = _find_axes(len(begin), masks, len(dims))
     axis, entry = next((axis, entry) for axis, (entry, result) in place.items() if result == fact.axis)
     dims = (*dims[:axis], restate_length(step, fact.part, dims[axis]), *dims[axis + 1 :])
+    if dims[axis].number is not None and not step.is_script:  # a number of a front end's is one of the global batch
+        return _fill_around_whole_axis(step, node, fact.axis, fact.part)
     part: ShardedAxis | None = fact.part
     if dims[axis] != fact.part.length:
         part = _find_whole(step, fact.part, dims[axis], facts[1:4], masks, entry)
