@@ -228,6 +228,6 @@ def pad(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def _find_paddings(step: StepWalk, node: str) -> list[Length | None]:
-    """The padding before and after each axis in turn, as far as it is known."""
+    """The paddings before and after each axis, None where unknown; empty where all are unknown."""
     values = flatten_matrix(step, step.view.inputs(node)[1])
     return list(values) if isinstance(values, tuple) else []

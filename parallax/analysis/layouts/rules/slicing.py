@@ -158,7 +158,7 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
 
 
 def count_ends(step: StepWalk, edge: Edge, axis: int) -> int:
-    """The number of an axis' entries at its begin, or negative at its end, beyond which a slice reads none; else 0."""
+    """The number of first entries of an axis, or negative of last ones, to which a slice is limited; 0 for no limit."""
     node, op = edge.node, step.view.op(edge.node)
     if op not in ("StridedSlice", "Slice") or edge.slot or any(t not in step.facts for t in step.view.inputs(node)):
         return 0

@@ -85,15 +85,14 @@ class BatchDivisors:
         """
         by_name = {one.name: one for one in opened.node}
         self.are_classified &= not self._has_sums_of_means(inferred, outside)
-        scaled = {node: found for node in self._view.nodes if node in outside and (found := self._find_scaled(node))}
+        scaled = {node: found for node in self._view.nodes if node in outside and (found := self._find_scaling(node))}
         degrees = self.find_degrees(inferred).derive_for(outside) if scaled else None
         for node, (slot, factor) in scaled.items():
             degree = degrees.find_degree(self._view.inputs(node)[slot]) if degrees else None
             if degree is None or degree < 1:
                 continue
-            batch = (
-                find_batch(node) if factor and self._view.op(node) in DIVIDES else ""
-            )  # a rate may equal its inverse
+            is_certain = factor and self._view.op(node) in DIVIDES  # a rate may equal the inverse of the length
+            batch = find_batch(node) if is_certain else ""
             if not batch:
                 self.are_classified = False
                 continue
@@ -116,7 +115,7 @@ class BatchDivisors:
         found = (degrees.find_degree(self._view.inputs(node)[1 - slot]) for node, slot in multiplies)
         return any(degree is not None and degree <= 0 for degree in found)
 
-    def _find_scaled(self, node: str) -> tuple[int, int] | None:
+    def _find_scaling(self, node: str) -> tuple[int, int] | None:
         """(the input that a node divides by a possible multiple of the batch length; the factor of that, or 0)."""
         op, inputs = self._view.op(node), self._view.inputs(node)
         if found := _find_rate(op):
