@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from parallax.analysis.layouts.loops.example_loops import Walk, find_example_loop
 from parallax.analysis.layouts.loops.per_example import visit_inner_loop
 from parallax.analysis.layouts.rules.branches import INSIDE, are_zeros, join_turns, see_outside
+from parallax.analysis.layouts.rules.elementwise import FLOATS
 from parallax.analysis.layouts.rules.facts import BLANK, COUNTED, LENGTHS, REPLICATED, SUM, ExampleLoop, Fact
 from parallax.analysis.layouts.rules.stacks import record_elements
 from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk, is_partial
@@ -81,7 +82,7 @@ def visit_frame(step: StepWalk, frame: LoopFrame, visits: LoopVisits) -> None:
 
 def _visit_iterations(step: StepWalk, frame: LoopFrame, walk: Walk, loop: ExampleLoop | None = None) -> bool:
     """Assigns the layouts with which every iteration begins; returns whether there are such."""
-    brought = set[str]() if loop is None else _find_incomplete_entries(step, frame, loop)
+    brought = _find_computed_entries(step, frame) if loop is None else _find_incomplete_entries(step, frame, loop)
     while (inner := _settle(step, frame, walk, brought, loop)) is not None:
         more = _find_replicated_inputs(step, frame, inner)
         if more == set():
@@ -91,6 +92,12 @@ def _visit_iterations(step: StepWalk, frame: LoopFrame, walk: Walk, loop: Exampl
             return False
         brought |= more
     return False
+
+
+def _find_computed_entries(step: StepWalk, frame: LoopFrame) -> set[str]:
+    """The entries that compute with lengths, as the gradient of a mean over the batch does: they are no shapes."""
+    tensors = {enter: step.view.inputs(enter)[0] for enter in frame.enters}
+    return {enter for enter, t in tensors.items() if step.view.dtype(t) in FLOATS and step.facts[t].is_lengths}
 
 
 def _find_incomplete_entries(step: StepWalk, frame: LoopFrame, loop: ExampleLoop) -> set[str]:

@@ -20,7 +20,7 @@ _OF_GRADIENTS = ("ReluGrad", "Relu6Grad", "LeakyReluGrad", "EluGrad", "SeluGrad"
 _LINEAR_IN = {**dict.fromkeys(_OF_OUTPUTS, 1), **dict.fromkeys(_OF_GRADIENTS, 0)}
 """Op -> the one input in which it is linear: the gradient that arrives."""
 _CHOOSES = ("Select", "SelectV2")
-_FLOATS = (1, 2, 14, 19)  # types.proto: float32, float64, bfloat16, float16
+FLOATS = (1, 2, 14, 19)  # types.proto: float32, float64, bfloat16, float16
 INTEGERS = (3, 4, 5, 6, 9, 17, 22, 23)  # types.proto: int32, uint8, int16, int8, int64, uint16, uint32, uint64
 _OF_SHAPE_ALONE = ("ZerosLike", "OnesLike")
 
@@ -90,7 +90,7 @@ def is_linear(op: str, sums: list[bool]) -> bool:
 
 
 def _is_real(step: StepWalk, node: str) -> bool:
-    return step.view.dtype(f"{node}:0") in _FLOATS and step.view.dtype(step.view.inputs(node)[0]) in _FLOATS
+    return step.view.dtype(f"{node}:0") in FLOATS and step.view.dtype(step.view.inputs(node)[0]) in FLOATS
 
 
 def _follow_shards(step: StepWalk, node: str, facts: list[Fact]) -> list[Fact] | None:

@@ -7,6 +7,7 @@ each. All of them have one layout; if a tensor of another layout is written, the
 from __future__ import annotations
 
 from parallax.analysis.layouts.rules.branches import join_facts
+from parallax.analysis.layouts.rules.elementwise import FLOATS
 from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Dims, Fact, shift_axis
 from parallax.analysis.layouts.rules.indexed_ops import find_numbers
 from parallax.analysis.layouts.rules.step_walk import REMEDY, StepWalk
@@ -169,7 +170,8 @@ def _store_tensor(step: StepWalk, node: str, slot: int, fact: Fact) -> Fact:
     store = _find_store(step, node)
     if find_examples(step, store) is not None:
         step.gathered.add(store.partition(" ")[0])
-    if store in step.gathered and not fact.is_same:
+    is_computed = fact.is_lengths and step.view.dtype(step.view.inputs(node)[slot]) in FLOATS  # no length of a shape
+    if is_computed or (store in step.gathered and not fact.is_same):
         item = step.require_layout(node, slot, REPLICATED)
         fact = Fact(REPLICATED, fact.dims, item.value)
     before = step.stored.get(store)
@@ -185,9 +187,10 @@ def _store_tensor(step: StepWalk, node: str, slot: int, fact: Fact) -> Fact:
 def record_elements(step: StepWalk, store: str, fact: Fact) -> None:
     """Records the fact of a container's elements; those of a gradient's array have the forward array's lengths."""
     step.stored[store] = fact
-    stored = step.stored.get(store.rpartition(" ")[0])
-    if stored is not None and fact.is_same and not stored.is_same:
-        step.gathered.add(store.rpartition(" ")[0])
+    forward = store.rpartition(" ")[0]
+    stored = step.stored.get(forward)
+    if stored is not None and fact.is_same != stored.is_same:
+        step.gathered.add(forward if fact.is_same else store)
 
 
 def _open_first(step: StepWalk, tensor: str, fact: Fact | None) -> Dims | None:
