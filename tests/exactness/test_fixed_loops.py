@@ -222,3 +222,76 @@ def test_shapes_of_loop_variables_are_known_to_ops_that_need_them(is_open: bool)
 
     found = tried(build, {"x": lambda rng, rows: rng.randn(rows, 2)}, is_open=is_open, rows=7)
     assert (found.kind, found.message, found.notes, found.gathers) == ("equal", "", (), ())
+
+
+def _losses_of_step(y: Any, e: Any, k: Any, t: Any) -> Any:
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y[:, t], logits=e[:, t] @ k)
+
+
+def _add_in_turns(y: Any, e: Any, k: Any, reduce: Any, start: Any, turns: int = 4) -> Any:
+    turn = lambda t, _: t < turns, lambda t, a: (t + 1, a + reduce(_losses_of_step(y, e, k, t)))
+    return tf.while_loop(*turn, [0, start])[1]
+
+
+def _outputs_of_cell(y: Any, e: Any, k: Any) -> Any:
+    cell: dict[str, Any] = {"tf": tf, "F": tf.float32, "w": tf.eye(4) * 0.5}
+    exec(textwrap.dedent(CELL), cell)
+    outputs = v1.nn.dynamic_rnn(cell["Cell"](), e, dtype=tf.float32)[0]
+    logits = tf.reshape(tf.reshape(outputs, [-1, 4]) @ k, [-1, 4, 7])
+    return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+
+
+def _store_sums(y: Any, e: Any, k: Any) -> Any:
+    turns = lambda t, _: t < 4, lambda t, a: (t + 1, a.write(t, tf.reduce_sum(_losses_of_step(y, e, k, t))))
+    return tf.reduce_sum(tf.while_loop(*turns, [0, tf.TensorArray(tf.float32, 4)])[1].stack())
+
+
+SUMS = {
+    "of a cell's outputs": _outputs_of_cell,
+    "that turns add": lambda y, e, k: _add_in_turns(y, e, k, tf.reduce_sum, 0.0),
+    "of what turns add to each example": lambda y, e, k: tf.reduce_sum(
+        _add_in_turns(y, e, k, tf.identity, _losses_of_step(y, e, k, 0))
+    ),
+    "that an array holds": _store_sums,
+    "of a map of steps": lambda y, e, k: tf.reduce_sum(
+        tf.map_fn(lambda x: tf.reduce_sum(tf.square(x @ k)), tf.transpose(e, [1, 0, 2]))
+    ),
+    "of a branch": lambda y, e, k: tf.cond(
+        tf.reduce_sum(k) > 0.0,
+        lambda: tf.reduce_sum(_losses_of_step(y, e, k, 0)) * 2.0,
+        lambda: tf.reduce_sum(_losses_of_step(y, e, k, 1)),
+    ),
+}
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("control_flow_v2", [True, False])
+@pytest.mark.parametrize("what", SUMS)
+def test_a_sum_that_a_loop_computes_is_divided_by_the_number_of_examples(what: str, control_flow_v2: bool) -> None:
+    """As the loss of a language model is, per step of its recurrent net or over all of them."""
+
+    def build(rows: int | None) -> Any:
+        ids, y = (v1.placeholder(tf.int32, [rows, 4], name=name) for name in ("ids", "y"))
+        e, k = tf.nn.embedding_lookup(v1.get_variable("emb", [50, 4]), ids), v1.get_variable("k", [4, 7])
+        loss = SUMS[what](y, e, k) / (rows or tf.cast(tf.shape(y)[0], tf.float32))
+        return v1.train.GradientDescentOptimizer(0.3).minimize(loss)
+
+    feeds = {name: lambda rng, rows: rng.randint(0, 7, [rows, 4]) for name in ("ids", "y")}
+    for is_open in (False, True):
+        found = tried(build, feeds, is_open=is_open, control_flow_v2=control_flow_v2, rows=6)
+        assert (found.kind, found.message, found.notes, found.gathers) == ("equal", "", (), ())
+
+
+@pytest.mark.parametrize("control_flow_v2", [True, False])
+def test_a_mean_that_a_loop_computes_has_no_divisor_of_the_batch(control_flow_v2: bool) -> None:
+    """There are as many steps as examples: a divisor of means is their number, not the batch's."""
+
+    def build(rows: int | None) -> Any:
+        ids, y = (v1.placeholder(tf.int32, [rows, 4], name=name) for name in ("ids", "y"))
+        e, k = tf.nn.embedding_lookup(v1.get_variable("emb", [50, 4]), ids), v1.get_variable("k", [4, 7])
+        loss = _add_in_turns(y[:, :3], e, k, tf.reduce_mean, 0.0, turns=3) / 6.0
+        return v1.train.GradientDescentOptimizer(0.3).minimize(loss)
+
+    feeds = {name: lambda rng, rows: rng.randint(0, 7, [rows, 4]) for name in ("ids", "y")}
+    found = tried(build, feeds, is_open=False, control_flow_v2=control_flow_v2, rows=6)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())

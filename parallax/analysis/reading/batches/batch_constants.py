@@ -23,6 +23,7 @@ from parallax.analysis.reading.batches.computed_shapes import ComputedShapes
 from parallax.analysis.reading.batches.constant_patterns import find_constant_axes, find_pattern
 from parallax.analysis.reading.batches.open_lengths import (
     EXAMPLES_SLOT,
+    LISTS,
     SHAPE_SLOT,
     find_open_axis,
     find_open_lengths,
@@ -39,7 +40,6 @@ from parallax.analysis.reading.batches.unclassified_constants import (
     CUTS,
     DIVIDES,
     LENGTH_SLOT,
-    LISTS,
     MULTIPLIES,
     UnclassifiedConstants,
     is_outside_batch,

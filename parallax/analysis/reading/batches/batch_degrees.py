@@ -1,28 +1,54 @@
-"""Finds how tensors of an opened graph grow with the batch: a sum over examples has degree 1, a mean degree 0."""
+"""Finds how tensors of an opened graph grow with the batch: a sum over examples has degree 1, a mean degree 0.
+
+A list or an array of tensors has the degree of its tensors, and a variable of a loop that of its iterations' results.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import NamedTuple
 
-from parallax.analysis.reading.batches.open_lengths import EXAMPLES_SLOT, SHAPE_SLOT, find_open_axis
+from parallax.analysis.reading.batches.open_lengths import EXAMPLES_SLOT, LISTS, SHAPE_SLOT, find_open_axis
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord
-from parallax.graph.view import GraphView, node_of
+from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
+from parallax.base.types import NameAttrList, NodeDef
+from parallax.graph.control_flow import SWITCHES
+from parallax.graph.view import NEXT_ITERATIONS, GraphView, node_of
 
 AS_FIRST = """
-    Abs BatchToSpaceND BroadcastTo Cast EnsureShape ExpandDims Fill Gather GatherV2 Identity MirrorPad Neg Pad
-    PlaceholderWithDefault PreventGradient Relu Reshape Reverse ReverseV2 Roll Slice Snapshot SpaceToBatchND Squeeze
-    StopGradient StridedSlice Switch Tile Transpose
+    Abs BatchToSpaceND BroadcastTo Cast EnsureShape Enter Exit ExpandDims Fill Gather GatherV2 Identity MirrorPad Neg
+    NextIteration Pad PlaceholderWithDefault PreventGradient RefEnter Relu Reshape Reverse ReverseV2 Roll Slice Snapshot
+    SpaceToBatchND Squeeze StopGradient StridedSlice Switch Tile Transpose
     """.split()
 """Ops whose results grow as the first input does that is no shape; the others are indices."""
 AS_MOST = """
-    Add AddN AddV2 BiasAdd ConcatV2 Maximum Merge Minimum Pack Select SelectV2 Sub Unpack
+    Add AddN AddV2 BiasAdd ConcatV2 Maximum Merge Minimum Pack Select SelectV2 Sub
     """.split()
 MEANS = ("All", "Any", "ArgMax", "ArgMin", "Max", "Mean", "Min")
 PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul", "Mul", "MulNoNan")
 QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
 POWERS = {"Inv": -1.0, "L2Loss": 2.0, "Reciprocal": -1.0, "Rsqrt": -0.5, "Sqrt": 0.5, "Square": 2.0}
 _STATISTICS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
+_OF_LISTS = """
+    TensorArrayConcatV3 TensorArrayGatherV3 TensorArrayReadV3 TensorArrayWriteV3 TensorListConcatV2 TensorListGather
+    TensorListGetItem TensorListPopBack TensorListPushBack TensorListSetItem TensorListStack
+    """.split()
+_PARTS = {"TensorArrayScatterV3": 2, "TensorArraySplitV3": 1, "TensorListFromTensor": 0, "Unpack": 0}
+"""For ops that make a list of the parts of a tensor, its input number."""
+_MOST_PASSES = 20
+
+Degrees = Sequence[float | None]
+FindResults = Callable[[str, Degrees], Degrees]
+"""(name of a function, degrees of its arguments) -> degrees of its results; none where the function is unknown."""
+
+
+def functions_of(node: NodeDef) -> list[NameAttrList]:
+    """The functions of a conditional's branches."""
+    if "branches" in node.attr:
+        return list(node.attr["branches"].list.func)
+    return [node.attr[name].func for name in ("then_branch", "else_branch")]
 
 
 class DeliveredGradient(NamedTuple):
@@ -63,6 +89,8 @@ class BatchDegrees:
         losses: nodes that are differentiated: autodiff sums their values over examples.
         delivered: tensor -> its origin in autodiff.
         divided: node that divides by a constant that is the batch length -> the input that it divides.
+        find_results: the degrees of functions' results.
+        arguments: tensor -> degree, for the arguments of a function whose body the graph is.
     """
 
     def __init__(
@@ -73,9 +101,12 @@ class BatchDegrees:
         losses: Set[str],
         delivered: Mapping[str, DeliveredGradient],
         divided: Mapping[str, int],
+        find_results: FindResults = lambda name, arguments: (),
+        arguments: Mapping[str, float | None] = MappingProxyType({}),
     ) -> None:
         self._view, self._inferred, self._forward, self._losses = view, inferred, forward, losses
         self._delivered, self._divided = delivered, divided
+        self._find_results, self._arguments = find_results, arguments
         self._degrees: dict[str, float | None] = {}
 
     def find_degree(self, tensor: str) -> float | None:
@@ -93,18 +124,18 @@ class BatchDegrees:
         return degrees
 
     def _find_all(self, nodes: Set[str]) -> None:
-        before = None
-        while before != self._degrees:  # gradients may precede their loss
-            before = dict(self._degrees)
+        before, growing, passes = None, set[str](), 0
+        while before != self._degrees:  # gradients may precede their loss, and iterations of a loop each other
+            before, passes = dict(self._degrees), passes + 1
             for node in self._inferred.topological_order():
                 if node in nodes:
-                    outputs, degree = self._inferred.outputs(node), self._find_degree_of(node)
-                    found = dict.fromkeys(outputs, degree)
-                    if self._inferred.op(node) == "IdentityN" and self._is_forward(node):
-                        copied = zip(outputs, self._inferred.inputs(node), strict=True)
-                        found = {tensor: self._degrees.get(source, 0.0) for tensor, source in copied}
+                    outputs = self._inferred.outputs(node)
+                    found = dict(zip(outputs, self._find_degrees_of(node), strict=True))
                     delivered = [tensor for tensor in outputs if tensor in self._delivered]
-                    self._degrees |= found | {tensor: self._find_delivered(tensor) for tensor in delivered}
+                    found |= {tensor: self._find_delivered(tensor) for tensor in delivered}
+                    if passes > _MOST_PASSES:
+                        growing |= {tensor for tensor, degree in found.items() if degree != before[tensor]}
+                    self._degrees |= found | dict.fromkeys(growing & found.keys())
 
     def _find_delivered(self, tensor: str) -> float | None:
         """The degree of a gradient: its loss's, and one less for a per-example gradient."""
@@ -131,6 +162,8 @@ class BatchDegrees:
                 return False
             for taker in (edge.node for edge in self._inferred.consumers(one) if self._is_forward(edge.node)):
                 made = [t for t in self._inferred.outputs(taker) if self.has_axis(t)]
+                if self._inferred.op(taker) in NEXT_ITERATIONS:  # it is divided again in each iteration
+                    return False
                 if not made and self._inferred.outputs(taker) and self._inferred.op(taker) not in MEANS:
                     return False
                 waiting += [t for t in made if t not in reached]
@@ -144,17 +177,47 @@ class BatchDegrees:
     def _is_forward(self, node: str) -> bool:
         return node in self._forward or node not in self._view.nodes
 
+    def _find_degrees_of(self, node: str) -> Degrees:
+        """The degrees of a node's results."""
+        op, outputs = self._inferred.op(node), self._inferred.outputs(node)
+        degrees = [self._degrees.get(tensor, 0.0) for tensor in self._inferred.inputs(node)]
+        if op == "IdentityN" and self._is_forward(node):
+            return degrees
+        if op in LOOPS and self._is_forward(node):
+            return self._find_degrees_of_loop(self._inferred.nodes[node], degrees)
+        if op in CONDITIONALS and self._is_forward(node):
+            branches = functions_of(self._inferred.nodes[node])
+            results = [self._find_results(one.name, degrees[1:]) or [None] * len(outputs) for one in branches]
+            return list(map(_find_most, zip(*results, strict=True)))
+        return [self._find_degree_of(node)] * len(outputs)
+
+    def _find_degrees_of_loop(self, node: NodeDef, begun: Degrees) -> Degrees:
+        """The degrees of a loop's variables; unknown if they grow, or if a number of the batch ends the loop."""
+        degrees, before = list(begun), None
+        for _ in range(_MOST_PASSES):
+            if before == degrees:
+                break
+            before, results = degrees, self._find_results(node.attr["body"].func.name, degrees)
+            pairs = zip(degrees, results or [None] * len(degrees), strict=True)
+            degrees = list(map(_find_most, pairs))
+        ends = self._find_results(node.attr["cond"].func.name, degrees)
+        return degrees if before == degrees and any(end == 0 for end in ends) else [None] * len(degrees)
+
     def _find_degree_of(self, node: str) -> float | None:
         seen, op = self._inferred, self._inferred.op(node)
-        shape_slot = 0 if op in EXAMPLES_SLOT else SHAPE_SLOT.get(op)
+        shape_slot = 0 if op in EXAMPLES_SLOT else {**SHAPE_SLOT, **LISTS}.get(op)
         inputs = [tensor for slot, tensor in enumerate(seen.inputs(node)) if slot != shape_slot]
         if not inputs or not self._is_forward(node):
-            return None if inputs else 0.0
+            return None if inputs else self._arguments.get(f"{node}:0", 0.0)
+        if any(seen.shape(t) is None and self._view.shape(t) for t in inputs if node_of(t) in self._view.nodes):
+            return None  # it may have the batch axis
         known = [self._degrees.get(tensor, 0.0) for tensor in inputs]  # an iteration of a loop is not known before it
         axes = [self.has_axis(tensor) for tensor in inputs]
         is_gone = any(axes) and not any(map(self.has_axis, seen.outputs(node)))
         if op in MEANS:
             return known[0]
+        if op in SWITCHES and node_of(inputs[1]) in seen.nodes_of(["LoopCond"]) and known[1] != 0:
+            return None  # a number of the batch ends the loop
         if op in AS_FIRST:
             return self._find_length(node) if known[0] is None else known[0]
         if op in ("Size", "Shape"):
@@ -165,7 +228,10 @@ class BatchDegrees:
         degrees = [degree for degree in known if degree is not None]
         if len(degrees) < len(known):
             return None
-        if op in AS_MOST:
+        if op in _PARTS:
+            is_example = find_open_axis(self._view, seen, seen.inputs(node)[_PARTS[op]]) == 0
+            return None if is_example else max(degrees)
+        if op in (*AS_MOST, *_OF_LISTS):
             return max(degrees[1:] if op.startswith("Select") else degrees)
         if op in PRODUCTS:
             return sum(degrees) + is_gone
@@ -201,3 +267,9 @@ class BatchDegrees:
             return None
         axis = find_open_axis(self._view, seen, seen.inputs(of)[0])
         return float(axis == int(begin[0])) if axis is not None else None
+
+
+def _find_most(degrees: Degrees) -> float | None:
+    """The largest degree; None if one is unknown."""
+    known = [degree for degree in degrees if degree is not None]
+    return max(known) if len(known) == len(degrees) else None

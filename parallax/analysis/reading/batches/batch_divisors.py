@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from tensorflow.python.framework import op_def_registry
 
-from parallax.analysis.reading.batches.batch_degrees import BatchDegrees, DeliveredGradient
+from parallax.analysis.reading.batches.batch_degrees import BatchDegrees, DeliveredGradient, FindResults
 from parallax.analysis.reading.batches.batch_lengths import add_length
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier, is_weight
 from parallax.analysis.reading.batches.unclassified_constants import DIVIDES, MULTIPLIES
@@ -34,6 +35,7 @@ class BatchDivisors:
         losses: those of them that are differentiated.
         length: of the batch.
         numbers: the classification of integers.
+        find_results: the degrees of functions' results.
         delivered: tensor -> its origin in autodiff.
 
     Attributes:
@@ -47,16 +49,30 @@ class BatchDivisors:
         losses: Set[str],
         length: int,
         numbers: IntegerClassifier,
+        find_results: FindResults,
         delivered: Mapping[str, DeliveredGradient] = _NONE,
     ) -> None:
         self._view, self._forward, self._losses = view, forward, losses
-        self._length, self._numbers, self._delivered = length, numbers, delivered
+        self._length, self._numbers = length, numbers
+        self._find_results, self._delivered = find_results, delivered
         self._divided: dict[str, int] = {}
+        self._known: dict[tuple[GraphView, int, Any], BatchDegrees] = {}
         self.are_classified = True
 
-    def find_degrees(self, inferred: GraphView) -> BatchDegrees:
-        """The degrees of the tensors of a graph, with the divisors that were found to be the batch length."""
-        return BatchDegrees(self._view, inferred, self._forward, self._losses, self._delivered, self._divided)
+    def find_degrees(
+        self, inferred: GraphView, arguments: Mapping[str, float | None] = MappingProxyType({})
+    ) -> BatchDegrees:
+        """The degrees of the tensors of a graph, with the divisors that were found to be the batch length.
+
+        Args:
+            inferred: the graph with an open batch.
+            arguments: tensor -> degree, for the arguments of a function whose body the graph is.
+        """
+        key = inferred, len(self._divided), tuple(arguments.items())
+        if key not in self._known:
+            parts = self._forward, self._losses, self._delivered, self._divided
+            self._known = {key: BatchDegrees(self._view, inferred, *parts, self._find_results, arguments)}
+        return self._known[key]
 
     def find_factor(self, inferred: GraphView, node: str) -> tuple[int, int]:
         """(the input by which a node divides a sum, or 0; the factor by which it exceeds the batch length, or 0)."""

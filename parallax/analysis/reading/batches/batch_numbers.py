@@ -8,7 +8,7 @@ from copy import copy
 import numpy as np
 
 from parallax.analysis.reading.batches.find_open_batches import SOURCES
-from parallax.analysis.reading.batches.open_lengths import OpenLengths
+from parallax.analysis.reading.batches.open_lengths import OpenLengths, Shape
 from parallax.base.types import Array
 from parallax.graph.view import GraphView
 
@@ -104,6 +104,13 @@ class IntegerClassifier:
         axes = [axis for axis, n in enumerate(lengths) if self.find_factor(int(n))]
         others = [n for axis, n in enumerate(lengths) if axis not in axes and self.may_be_length(int(n))]
         return [] if others else axes
+
+    def open_shape(self, shape: Shape) -> Shape | None:
+        """A shape with the batch's axes open; None where these are undecided."""
+        axes = self.find_axes(np.asarray([n or 0 for n in shape], np.int64))
+        if not axes and any(n and n % self._length == 0 for n in shape):
+            return None
+        return tuple(None if axis in axes else n for axis, n in enumerate(shape))
 
     def may_be_of_batch(self, value: Array | None) -> bool:
         """Whether a constant may have an axis that is a multiple of the batch, or be or list such a length.

@@ -7,7 +7,7 @@ a conditional is open if any branch opens it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -15,28 +15,27 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from parallax.analysis.reading.batches.batch_constants import BatchConstants
+from parallax.analysis.reading.batches.batch_degrees import CONDITIONALS, Degrees, functions_of
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
-from parallax.analysis.reading.batches.unclassified_constants import LISTS
+from parallax.analysis.reading.batches.open_lengths import LISTS
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
+from parallax.analysis.reading.lowering.infer_shapes import infer_shapes
 from parallax.analysis.reading.lowering.inline import registering_library
-from parallax.base.types import FunctionDef, GraphDef, NameAttrList, NodeDef
+from parallax.base.types import FunctionDef, GraphDef, NodeDef
 from parallax.graph.ops import takes_functions
 from parallax.graph.view import GraphView, Shape, node_of, tensor_name
 
-CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 _SHAPES = "_output_shapes"
 _MOST_PASSES = 100
 
 
-def infer_shapes(graph_def: GraphDef) -> GraphView:
-    """Infers all shapes again, by TensorFlow."""
+def _infer_shapes(graph_def: GraphDef) -> GraphView:
+    """Infers all shapes again."""
     bare = type(graph_def)()
     bare.CopyFrom(graph_def)
     drop_shapes(bare.node)
-    with tf.Graph().as_default() as graph:
-        tf.graph_util.import_graph_def(bare, name="")
-    return GraphView(graph.as_graph_def(add_shapes=True))
+    return GraphView(infer_shapes(bare))
 
 
 def drop_shapes(nodes: Sequence[NodeDef]) -> None:
@@ -47,11 +46,16 @@ def drop_shapes(nodes: Sequence[NodeDef]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _OpenedFunction:
-    """The results of a function for arguments of some shapes, and whether all its constants could be classified."""
+    """The results of a function for arguments of some shapes, and whether all its constants could be classified.
+
+    Attributes:
+        find_degrees: degrees of the arguments -> those of the results.
+    """
 
     function: FunctionDef
     results: tuple[Shape, ...]
     is_classified: bool
+    find_degrees: Callable[[Degrees], Degrees]
 
 
 class OpenBodies:
@@ -68,6 +72,7 @@ class OpenBodies:
 
     def __init__(self, view: GraphView, length: int, numbers: IntegerClassifier) -> None:
         self._view, self._length, self._numbers = view, length, numbers
+        self._by_name: dict[str, _OpenedFunction] = {}
         self._known: dict[tuple[str, tuple[Shape, ...], tuple[str, ...], int | None], _OpenedFunction] = {}
         self.are_classified = True
 
@@ -94,6 +99,10 @@ class OpenBodies:
             elif takes_functions(node.op) and not _makes_batches(inferred, name):
                 self.are_classified = False
         return is_changed
+
+    def find_degrees(self, function: str, arguments: Degrees) -> Degrees:
+        """The degrees of the results of a function that some node runs, as it was last opened; none if none does."""
+        return self._by_name[function].find_degrees(arguments) if function in self._by_name else ()
 
     def _open_loop(self, inferred: GraphView, opened: GraphDef, node: NodeDef, constants: BatchConstants) -> bool:
         by_name = {one.name: one for one in opened.node}
@@ -124,7 +133,7 @@ class OpenBodies:
         argument_shapes = [inferred.shape(tensor) for tensor in inferred.inputs(node.name)[1:]]
         declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape]
         handles = _variables(inferred, inferred.inputs(node.name)[1:])
-        names = [one.name for one in _branches(node)]
+        names = [one.name for one in functions_of(node)]
         branches = [self._open_function(opened, name, argument_shapes, handles) for name in names]
         self.are_classified &= all(branch.is_classified for branch in branches)
         results = list(zip(*(branch.results for branch in branches), strict=True))
@@ -167,6 +176,7 @@ class OpenBodies:
         if key not in self._known:
             self._known[key] = self._opened_function(opened, name, shapes, handles, length)
         opened.library.function[place].CopyFrom(self._known[key].function)
+        self._by_name[name] = self._known[key]
         return self._known[key]
 
     def _opened_function(
@@ -185,21 +195,21 @@ class OpenBodies:
         drop_shapes(function.node_def)
         before, _ = _graph_of(fixed, self._view.graph_def, handles)
         body, flat_names = _graph_of(function, opened, handles)
-        view = infer_shapes(before)
+        view = _infer_shapes(before)
         numbers = self._numbers.of_body()
         nodes = [node.name for node in before.node]
         arguments = [f"{arg.name}:0" for arg in function.signature.input_arg]
         batch = self._find_batch(view, arguments, shapes) if length is None else arguments[length]
         every = frozenset(nodes)
-        divisors = BatchDivisors(view, every, every, self._length, numbers)
-        constants = BatchConstants(view, every, every, divisors, self._length, lambda node: batch, numbers)
         inner = OpenBodies(view, self._length, numbers)
-        seen = infer_shapes(body)
+        divisors = BatchDivisors(view, every, every, self._length, numbers, inner.find_degrees)
+        constants = BatchConstants(view, every, every, divisors, self._length, lambda node: batch, numbers)
+        seen = _infer_shapes(body)
         is_settled, passes = False, 0
         while not is_settled and passes < _MOST_PASSES:
             is_changed = constants.change(seen, body) or inner.change(seen, body, nodes, constants)
             is_settled = not is_changed and not constants.open_divisors(seen, body)
-            seen, passes = seen if is_settled else infer_shapes(body), passes + 1
+            seen, passes = seen if is_settled else _infer_shapes(body), passes + 1
         is_classified = (
             is_settled
             and constants.changes.are_classified
@@ -211,7 +221,12 @@ class OpenBodies:
             node.attr[_SHAPES].CopyFrom(seen.nodes[node.name].attr[_SHAPES])
         opened.library.CopyFrom(body.library)
         results = [tensor_name(flat_names[function.ret[arg.name]]) for arg in function.signature.output_arg]
-        return _OpenedFunction(function, tuple(seen.shape(tensor) for tensor in results), is_classified)
+
+        def find_degrees(degrees: Degrees) -> Degrees:
+            found = divisors.find_degrees(seen, dict(zip(arguments, degrees, strict=True)))
+            return [found.find_degree(tensor) for tensor in results]
+
+        return _OpenedFunction(function, tuple(seen.shape(tensor) for tensor in results), is_classified, find_degrees)
 
     def _find_batch(self, view: GraphView, arguments: Sequence[str], shapes: Sequence[Shape]) -> str:
         """The argument of a function whose first open axis is the batch; empty where there is none."""
@@ -227,12 +242,6 @@ def _makes_batches(inferred: GraphView, node: str) -> bool:
     """Whether a node precedes batches, like the maps of a dataset: each worker has its own."""
     are_variants = all(tf.as_dtype(inferred.dtype(tensor)) == tf.variant for tensor in inferred.outputs(node))
     return are_variants or inferred.op(node) == "OneShotIterator"
-
-
-def _branches(node: NodeDef) -> Sequence[NameAttrList]:
-    if "branches" in node.attr:
-        return list(node.attr["branches"].list.func)
-    return [node.attr[name].func for name in ("then_branch", "else_branch")]
 
 
 def _variables(inferred: GraphView, tensors: Sequence[str]) -> list[NodeDef | None]:

@@ -28,9 +28,9 @@ from parallax.analysis.reading.batches.control_inputs import (
 from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCES, is_assigned
 from parallax.analysis.reading.batches.length_sources import LengthSources, add_measured_ancestors
 from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
-from parallax.analysis.reading.batches.open_lengths import find_open_axis
+from parallax.analysis.reading.batches.open_lengths import Shape, find_lost_shapes, find_open_axis
 from parallax.analysis.reading.batches.other_lengths import find_mismatch
-from parallax.analysis.reading.batches.replaced_gradients import replace_gradients
+from parallax.analysis.reading.batches.replaced_gradients import find_copies, redirect_consumers, replace_gradients
 from parallax.analysis.reading.batches.unclassified_constants import UnclassifiedConstants
 from parallax.analysis.reading.batches.update_lengths import UpdateLengths
 from parallax.analysis.reading.batches.weighted_losses import find_weights, weigh_losses
@@ -126,14 +126,16 @@ def open_fixed_batch(
             if constant in parts[0] and inputs.are_read(one.tensor, constant)
         }
         unknown = updates.open_counters(opened, length)
-        divisors = BatchDivisors(view, *parts, length, numbers, gradients_of(records, names))
-        constants = BatchConstants(view, *parts, divisors, length, inputs.find, numbers, measured)
         bodies, running = OpenBodies(view, length, numbers), [node for node in view.nodes if node in parts[0]]
-        outside = view.nodes.keys() - needed
+        divisors = BatchDivisors(view, *parts, length, numbers, bodies.find_degrees, gradients_of(records, names))
+        constants = BatchConstants(view, *parts, divisors, length, inputs.find, numbers, measured)
+        outside, declared = view.nodes.keys() - needed, dict[str, Sequence[Shape | None]]()
         for _ in range(_MOST_PASSES):
-            graph = _import_graph(opened, outside, contexts)
+            graph = _import_graph(opened, outside, contexts, declared)
             seen, before = GraphView(graph.as_graph_def(add_shapes=True)), opened.SerializeToString(deterministic=True)
-            if _open_delivered(view, seen, opened, records):
+            lost = find_lost_shapes(view, seen, numbers.open_shape)
+            declared |= lost
+            if lost or _open_delivered(view, seen, opened, records):
                 continue
             is_changed = constants.change(seen, opened) or bodies.change(seen, opened, running, constants)
             if not is_changed and not constants.open_divisors(seen, opened):
@@ -145,7 +147,7 @@ def open_fixed_batch(
                 divisors.open_divisors(seen, opened, inputs.find, outside & forward)
                 is_classified = is_classified and divisors.are_classified
                 if opened.SerializeToString(deterministic=True) != before:  # shapes do not depend on anything else
-                    graph = _import_graph(opened, outside, contexts)
+                    graph = _import_graph(opened, outside, contexts, declared)
                 if is_classified and not contexts.are_none:
                     is_classified = is_complete(graph, GraphView(opened).ancestors(losses) - autodiff)
                 if is_classified and contexts.are_none:
@@ -236,10 +238,22 @@ def _seen_open(gradient: str) -> str:
     return f"{SCOPE}_delivered/{gradient.replace(':', '_')}"
 
 
-def _import_graph(opened: GraphDef, outside: Set[str], contexts: Contexts) -> Graph:
-    """A graph without some nodes, on which none of the others depends; TensorFlow infers the shapes."""
+def _import_graph(
+    opened: GraphDef, outside: Set[str], contexts: Contexts, declared: Mapping[str, Sequence[Shape | None]]
+) -> Graph:
+    """A graph without some nodes, on which none of the others depends; TensorFlow infers the shapes.
+
+    Args:
+        opened: the graph with an open batch.
+        outside: nodes.
+        contexts: of its TensorFlow 1 loops and conditionals.
+        declared: node -> the shapes of its results, where TensorFlow does not infer them.
+    """
     bare = _without(opened, outside)
     drop_shapes(bare.node)
+    for node in bare.node:
+        if shapes := declared.get(node.name):
+            node.attr["_output_shapes"].list.shape.extend(tf.TensorShape(one).as_proto() for one in shapes)
     if not contexts.are_none:
         return import_with_contexts(bare, contexts)
     with tf.Graph().as_default() as graph:
@@ -319,10 +333,10 @@ def _derive_gradients(
                 if values in record.dense_shapes and gradient.dense_shape is not None:
                     shape = record.dense_shapes[values]  # that of another lookup, unchanged
                     parts[shape] = tf.cast(gradient.dense_shape, tf.as_dtype(fixed.dtype(shape)))
-                copies = {one: new for old, new in parts.items() for one in _find_copied(fixed, old, record.ops)}
+                copies = {one: new for old, new in parts.items() for one in find_copies(fixed, old, record.ops)}
                 for old, new in (copies | parts).items():
                     if node_of(old) not in outside:
-                        _redirect(graph, record, old, new)
+                        redirect_consumers(graph, record, old, new)
                     instead[old] = new
     ops = [op.name for op in graph.get_operations()]
     derived = remove_stand_ins(graph.as_graph_def(add_shapes=True))
@@ -375,21 +389,3 @@ def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, outside: Set[
 def _is_another(fixed: GraphView, view: GraphView, new: str, old: str) -> bool:
     """Whether a tensor that gradients may depend on has another shape than before, or integers, possibly lengths."""
     return fixed.shape(old) != view.shape(new) or (view.op(node_of(new)) != "Const" and view.dtype(new) in _LEADING)
-
-
-def _find_copied(view: GraphView, gradient: str, autodiff: Set[str]) -> list[str]:
-    """The tensors of autodiff of which a gradient is a copy, as a call's result is; rewritten updates read these."""
-    copies: list[str] = []
-    while view.op(node := node_of(gradient)) == "Identity" and node in autodiff:
-        gradient = view.inputs(node)[0]
-        copies.append(gradient)
-    return [tensor for tensor in copies if node_of(tensor) in autodiff]
-
-
-def _redirect(graph: Graph, record: CapturedRecord, old: str, new: tf.Tensor) -> None:
-    """Redirects all consumers of an old gradient, except autodiff itself, to the new one."""
-    before = graph.get_tensor_by_name(old)
-    for op in before.consumers():
-        for slot, tensor_read in enumerate(op.inputs):
-            if tensor_read is before and op.name not in record.ops:
-                op._update_input(slot, new)

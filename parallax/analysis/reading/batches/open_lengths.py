@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from parallax.base.types import Array, NodeDef
-from parallax.graph.view import GraphView, node_of
+from parallax.graph.control_flow import MERGES
+from parallax.graph.view import NEXT_ITERATIONS, GraphView, node_of
 
 _REGROUPS = ("Reshape", "Tile")
 """The ops that derive a multiple of the batch length from another one; results of others have another meaning."""
@@ -28,6 +29,12 @@ SHAPE_SLOT = {
     "ScatterNd": 2,
 }
 """For ops that create tensors, the input that is the shape, or the number of repetitions."""
+LISTS = {
+    **dict.fromkeys(("TensorListReserve", "EmptyTensorList"), 0),
+    **dict.fromkeys(("TensorListStack", "TensorListFromTensor", "TensorListPopBack", "TensorListConcatV2"), 1),
+    **dict.fromkeys(("TensorListGetItem", "TensorListGather"), 2),
+}
+"""For ops that create or read a list of tensors, the input with the shape of its elements."""
 EXAMPLES_SLOT = dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), 2)
 """For ops whose first input is the shape of the result, the input that has as many examples."""
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")
@@ -201,3 +208,31 @@ def iterate_inputs(view: GraphView, inferred: GraphView, node: NodeDef) -> Itera
         if fixed is not None:
             axes = _find_open_axes(view, inferred, now[slot])
             yield slot, fixed, [axis for axis in axes if fixed[axis] is not None]
+
+
+def find_lost_shapes(
+    view: GraphView, inferred: GraphView, open_shape: Callable[[Shape], Shape | None]
+) -> dict[str, Sequence[Shape | None]]:
+    """The shapes that TensorFlow does not infer when it imports a graph, as of TensorFlow 1 loops' variables.
+
+    Args:
+        view: the graph for the fixed batch, in which they are known.
+        inferred: the same with an open batch.
+        open_shape: shape for the fixed batch -> shape with an open batch; None where that is undecided.
+
+    Returns:
+        Node -> the shapes of its results with an open batch, where the shapes of its inputs are known.
+    """
+    found = dict[str, Sequence[Shape | None]]()
+    for node in inferred.topological_order() if view.nodes_of(["Enter", "RefEnter"]) else ():
+        now = {tensor: inferred.shape(tensor) for tensor in inferred.outputs(node)}
+        lost = [t for t, shape in now.items() if shape is None and node in view.nodes and view.shape(t) is not None]
+        if not lost:
+            continue
+        is_merge = inferred.op(node) in MERGES  # of a loop variable's first value, and the one after an iteration
+        begun = [t for t in inferred.inputs(node) if not (is_merge and inferred.op(node_of(t)) in NEXT_ITERATIONS)]
+        if all(inferred.shape(t) is not None or (is_merge and node_of(t) in found) for t in begun):
+            now |= {tensor: open_shape(view.shape(tensor) or ()) for tensor in lost}
+            if any(now[tensor] is not None for tensor in lost):
+                found[node] = list(now.values())
+    return found

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 import tensorflow as tf
 
-from parallax.base.types import GraphDef, NodeDef
+from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord
+from parallax.base.types import Graph, GraphDef, NodeDef
 from parallax.graph.batches import is_opened
-from parallax.graph.view import node_of, tensor_name
+from parallax.graph.view import GraphView, node_of, tensor_name
 
 _SHAPES = "_output_shapes"
 
@@ -129,3 +130,21 @@ def _reach(edges: Mapping[str, Sequence[str]], begin: Iterable[str]) -> set[str]
                 reached.add(other)
                 waiting.append(other)
     return reached
+
+
+def find_copies(view: GraphView, gradient: str, autodiff: Set[str]) -> list[str]:
+    """The tensors of autodiff of which a gradient is a copy, as a call's result is; rewritten updates read these."""
+    copies: list[str] = []
+    while view.op(node := node_of(gradient)) == "Identity" and node in autodiff:
+        gradient = view.inputs(node)[0]
+        copies.append(gradient)
+    return [tensor for tensor in copies if node_of(tensor) in autodiff]
+
+
+def redirect_consumers(graph: Graph, record: CapturedRecord, old: str, new: tf.Tensor) -> None:
+    """Redirects all consumers of an old gradient, except autodiff itself, to the new one."""
+    before = graph.get_tensor_by_name(old)
+    for op in before.consumers():
+        for slot, tensor_read in enumerate(op.inputs):
+            if tensor_read is before and op.name not in record.ops:
+                op._update_input(slot, new)

@@ -15,7 +15,7 @@ from parallax.analysis.reading.batches.find_open_batches import SOURCES
 from parallax.analysis.reading.batches.open_lengths import SHAPE_SLOT, find_open_axis
 from parallax.base.types import Array, NodeDef
 from parallax.graph.ops import ELEMENTWISE
-from parallax.graph.view import VARIABLES, GraphView, node_of
+from parallax.graph.view import NEXT_ITERATIONS, VARIABLES, GraphView, node_of
 
 LENGTH_SLOT = {
     **dict.fromkeys((f"UnsortedSegment{how}" for how in ("Sum", "Max", "Min", "Prod")), 2),
@@ -39,12 +39,6 @@ _INDICES = {
     **dict.fromkeys(("Enter", "RefEnter", "OneHot", "Range"), 0),
 }
 """For ops, the input that is a position along an axis, or the first value of a counter."""
-LISTS = {
-    **dict.fromkeys(("TensorListReserve", "EmptyTensorList"), 0),
-    **dict.fromkeys(("TensorListStack", "TensorListFromTensor", "TensorListPopBack", "TensorListConcatV2"), 1),
-    **dict.fromkeys(("TensorListGetItem", "TensorListGather"), 2),
-}
-"""For ops that create or read a list of tensors, the input with the shape of its elements."""
 _COPIES = ("Identity", "StopGradient", "Cast")
 _REARRANGES = (*_COPIES, "ExpandDims", "Squeeze", "Reshape", "Transpose")
 _WEIGHTS = {
@@ -337,7 +331,11 @@ class UnclassifiedConstants:
 
     def _reach(self, inferred: GraphView, begin: Set[str]) -> set[str]:
         """Some nodes, and all nodes outside autodiff that are computed from them."""
-        return inferred.reach(begin, self._forward)
+        reached, before = inferred.reach(begin, self._forward), set[str]()
+        while reached != before:  # from each iteration of a loop to the next one, too
+            before = reached
+            reached = reached | inferred.reach({n for n in reached if inferred.op(n) in NEXT_ITERATIONS}, self._forward)
+        return reached
 
 
 def find_declared_dims(node: NodeDef) -> Sequence[Any]:

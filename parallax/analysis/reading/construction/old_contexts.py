@@ -47,11 +47,10 @@ def read_contexts(graph: Graph) -> Contexts:
 def import_with_contexts(graph_def: GraphDef, contexts: Contexts) -> Graph:
     """A graph in which loops and conditionals can be differentiated; its nodes are those of a GraphDef.
 
-    Nodes that were added to the user's graph are in the context of their inputs. 48.KeyError, ValueError| a context
-    refers to missing nodes.
+    Nodes that were added to the user's graph are in the context of their inputs.
 
     Raises:
-        KeyError, ValueError: a context is of nodes that are not there.
+        KeyError, ValueError: a context refers to missing nodes.
     """
     meta = tf.compat.v1.MetaGraphDef()
     meta.graph_def.CopyFrom(graph_def)
