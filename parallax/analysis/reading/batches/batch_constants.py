@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from parallax.analysis.reading.batches.axis_groups import find_store
 from parallax.analysis.reading.batches.axis_numbers import AxisNumbers
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_lengths import add_constant, add_length, add_measured, add_rows, add_shape
@@ -169,7 +170,8 @@ class BatchConstants:
         shape = inferred.constant(inferred.inputs(node.name)[1])
         if made is None:
             self._computed.open_reshape(inferred, opened, node.name)
-        found = find_reshaped_axes(self._view, inferred, node.name, self._length, self._numbers.find_axis)
+        decide = self._numbers.find_axis, self._numbers.is_batch
+        found = find_reshaped_axes(self._view, inferred, node.name, self._length, *decide)
         if made is None or shape is None or found is None:
             return
         places, is_aligned = found
@@ -199,8 +201,7 @@ class BatchConstants:
     def _open_elements(self, node: NodeDef) -> None:
         """Removes the batch length from the element shape that an array of tensors, or a full read of it, declares."""
         dims = node.attr["element_shape"].shape.dim
-        axis = self._numbers.find_axis(np.asarray([dim.size for dim in dims], np.int64))
-        if axis is not None:
+        for axis in self._numbers.find_axes_of(find_store(self._view, node.name), [dim.size for dim in dims]) or ():
             self.changes.names.add(node.name)
             dims[axis].size = -1
 
@@ -214,10 +215,10 @@ class BatchConstants:
         dims = self._view.constant(self._view.inputs(node.name)[slot])
         if dims is None or dims.ndim != 1 or f"{node.name}@{slot}" in self.changes.names:
             return len(self.changes.names) > count
-        places = [self._numbers.find_axis(dims)]
+        places = self._numbers.find_axes_of(find_store(self._view, node.name), dims.tolist()) or []
         if node.op == "EmptyTensorList":  # elements have their own shapes: a weaker declaration does no harm
             places = [place for place, n in enumerate(dims) if n > 0 and n % self._length == 0]
-        if set(places) - {None}:
+        if places:
             self.changes.names.add(f"{node.name}@{slot}")
             new_dims = [-1 if place in places else n for place, n in enumerate(dims)]
             node.input[slot] = add_constant(opened, node.name, np.asarray(new_dims, dims.dtype), node.input[slot])
@@ -331,7 +332,8 @@ class BatchConstants:
             return
         if maker.op in SHAPE_SLOT:
             shape = find_vector(self._view, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
-            axes = self._numbers.find_axes(shape) if shape is not None and shape.ndim == 1 else []
+            lengths = shape.tolist() if shape is not None and shape.ndim == 1 else []
+            axes = self._numbers.find_axes_of(f"{maker.name}:0" if maker.op != "Tile" else "", lengths) or []
             self.resizer.resize_maker(opened, maker, SHAPE_SLOT[maker.op], axes)
             self._computed.open_certain(opened, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
         elif maker.op == "Const":
@@ -339,7 +341,9 @@ class BatchConstants:
             if value is not None and value.dtype.kind == "i" and _MEASURED.search(maker.name):
                 self._open_shape_constant(opened, maker, value)
                 return
-            axes = find_constant_axes(value, self._length, self._numbers) if value is not None else []
+            axes = (
+                find_constant_axes(value, f"{maker.name}:0", self._length, self._numbers) if value is not None else []
+            )
             if value is None or not axes or is_outside_batch(self._view, maker.name, self._forward):
                 return
             pattern = find_pattern(value, axes, self._length)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from copy import copy
 
 import numpy as np
 
 from parallax.analysis.reading.batches.find_open_batches import SOURCES
-from parallax.analysis.reading.batches.open_lengths import OpenLengths, Shape
+from parallax.analysis.reading.batches.open_lengths import IsBatch, OpenLengths, Shape
 from parallax.base.types import Array
 from parallax.graph.view import GraphView
 
@@ -29,6 +29,8 @@ class IntegerClassifier:
         length: of the batch.
 
     Attributes:
+        is_batch: (tensor, axis) -> whether the axis is the batch's; None where that is unknown. A tensor of a function
+            has the prefix of its name.
         is_length_unique: whether no variable, and no example, has an axis of the batch length.
         lengths: the former lengths of axes that are open.
     """
@@ -56,11 +58,13 @@ class IntegerClassifier:
             (length - 1) ** 2,
         )
         self.lengths = OpenLengths()
+        self.is_batch: IsBatch = _is_unknown
 
-    def of_body(self) -> IntegerClassifier:
+    def of_body(self, function: str) -> IntegerClassifier:
         """The classification for a function's body, which has the variables and batches of its graph."""
         body_classifier = copy(self)
         body_classifier.lengths = OpenLengths()
+        body_classifier.is_batch = lambda tensor, axis: self.is_batch(f"{function}/{tensor}", axis)
         return body_classifier
 
     def find_factor(self, n: int) -> int:
@@ -105,25 +109,37 @@ class IntegerClassifier:
         others = [n for axis, n in enumerate(lengths) if axis not in axes and self.may_be_length(int(n))]
         return [] if others else axes
 
-    def open_shape(self, shape: Shape) -> Shape | None:
-        """A shape with the batch's axes open; None where these are undecided."""
-        axes = self.find_axes(np.asarray([n or 0 for n in shape], np.int64))
-        if not axes and any(n and n % self._length == 0 for n in shape):
-            return None
-        return tuple(None if axis in axes else n for axis, n in enumerate(shape))
+    def find_axes_of(self, tensor: str, lengths: Sequence[int | None]) -> list[int] | None:
+        """The axes of a tensor, or of those in a list, that are the batch's; None where that is undecided."""
+        places = [axis for axis, n in enumerate(lengths) if n and n > 0 and n % self._length == 0]
+        found = [self.is_batch(tensor, axis) for axis in places]
+        if None not in found:
+            return [axis for axis, is_batch in zip(places, found, strict=True) if is_batch]
+        return self.find_axes(np.asarray([n or 0 for n in lengths], np.int64)) or None
 
-    def may_be_of_batch(self, value: Array | None) -> bool:
+    def open_shape(self, tensor: str, shape: Shape) -> Shape | None:
+        """The shape of a tensor with the batch's axes open; None where these are undecided."""
+        axes = self.find_axes_of(tensor, shape)
+        return None if axes is None else tuple(None if axis in axes else n for axis, n in enumerate(shape))
+
+    def may_be_of_batch(self, tensor: str, value: Array | None) -> bool:
         """Whether a constant may have an axis that is a multiple of the batch, or be or list such a length.
 
         The entries of a matrix are ids or places.
         """
         is_list = value is not None and value.ndim < 2 and self.lists_length(value)
-        return value is not None and (any(map(self.may_be_length, value.shape)) or is_list)
+        return value is not None and (self.may_have_batch(tensor, value.shape) or is_list)
 
-    def lists_length(self, value: Array | None) -> bool:
-        """Whether integers may be, or contain, a multiple of the batch length."""
+    def may_have_batch(self, tensor: str, lengths: Sequence[int]) -> bool:
+        """Whether an axis of a tensor may be the batch's."""
+        return any(self.may_be_length(n) and self.is_batch(tensor, axis) is not False for axis, n in enumerate(lengths))
+
+    def lists_length(self, value: Array | None, shaped: str = "") -> bool:
+        """Whether integers, the shape of a tensor if one is named, may be or contain a multiple of the batch length."""
         if value is None or value.dtype.kind not in "iu":
             return False  # for others see is_size
+        if value.ndim == 1:
+            return self.may_have_batch(shaped, value.tolist())
         return any(self.may_be_length(int(n)) for n in value.flat) or bool(value.ndim == 0 and value == self._length)
 
     def is_size(self, value: float) -> bool:
@@ -193,3 +209,7 @@ def is_longer(number: float, short: float) -> bool:
     """Whether a number has more digits than another one that has few of them."""
     digits, least = (len(f"{one:.5e}".partition("e")[0].replace(".", "").rstrip("0")) for one in (number, short))
     return digits > least <= _FEW
+
+
+def _is_unknown(tensor: str, axis: int) -> bool | None:
+    return None

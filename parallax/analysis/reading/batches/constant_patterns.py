@@ -147,10 +147,9 @@ def find_pattern(value: Array, axes: Sequence[int], length: int) -> Pattern | No
     return found or _find_diagonals(value, length)
 
 
-def find_constant_axes(value: Array, length: int, numbers: IntegerClassifier) -> list[int]:
+def find_constant_axes(value: Array, tensor: str, length: int, numbers: IntegerClassifier) -> list[int]:
     """The axes of a constant that must be the batch's: one, or all of equal entries or of a matrix of diagonals."""
-    axis = numbers.find_axis(np.asarray(value.shape))
-    axes = [axis] if axis is not None else numbers.find_axes(np.asarray(value.shape))
+    axes = numbers.find_axes_of(tensor, value.shape) or []
     return axes if len(axes) == 1 or (axes and find_pattern(value, axes, length) is not None) else []
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
-from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from parallax.analysis.reading.batches.batch_constants import BatchConstants
 from parallax.analysis.reading.batches.batch_degrees import CONDITIONALS, Degrees, functions_of
@@ -20,28 +19,14 @@ from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.open_lengths import LISTS
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
-from parallax.analysis.reading.lowering.infer_shapes import infer_shapes
-from parallax.analysis.reading.lowering.inline import registering_library
+from parallax.analysis.reading.lowering.infer_shapes import drop_shapes, infer_shapes_again
+from parallax.analysis.reading.lowering.inline import find_handles, graph_of_function
 from parallax.base.types import FunctionDef, GraphDef, NodeDef
 from parallax.graph.ops import takes_functions
 from parallax.graph.view import GraphView, Shape, node_of, tensor_name
 
 _SHAPES = "_output_shapes"
 _MOST_PASSES = 100
-
-
-def _infer_shapes(graph_def: GraphDef) -> GraphView:
-    """Infers all shapes again."""
-    bare = type(graph_def)()
-    bare.CopyFrom(graph_def)
-    drop_shapes(bare.node)
-    return GraphView(infer_shapes(bare))
-
-
-def drop_shapes(nodes: Sequence[NodeDef]) -> None:
-    """Removes the inferred shapes."""
-    for node in nodes:
-        node.attr.pop(_SHAPES, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +95,7 @@ class OpenBodies:
         declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape] or argument_shapes
         opened_shapes = [_opened_as(one, now) for one, now in zip(declared, argument_shapes, strict=True)]
         fixed_shapes = [_dims(shape) for shape in self._view.nodes[node.name].attr["output_shapes"].list.shape]
-        handles = _variables(inferred, inferred.inputs(node.name))
+        handles = find_handles(inferred, inferred.inputs(node.name))
         turns = 1 if node_of(inferred.inputs(node.name)[1]) not in self._view.nodes else None
         turned = self._open_function(opened, node.attr["body"].func.name, opened_shapes, handles, turns)
         decided = self._open_function(opened, node.attr["cond"].func.name, opened_shapes, handles, turns)
@@ -132,7 +117,7 @@ class OpenBodies:
     def _open_conditional(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> bool:
         argument_shapes = [inferred.shape(tensor) for tensor in inferred.inputs(node.name)[1:]]
         declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape]
-        handles = _variables(inferred, inferred.inputs(node.name)[1:])
+        handles = find_handles(inferred, inferred.inputs(node.name)[1:])
         names = [one.name for one in functions_of(node)]
         branches = [self._open_function(opened, name, argument_shapes, handles) for name in names]
         self.are_classified &= all(branch.is_classified for branch in branches)
@@ -193,10 +178,10 @@ class OpenBodies:
         for number, shape in enumerate(shapes):
             _set_argument(function, number, shape)
         drop_shapes(function.node_def)
-        before, _ = _graph_of(fixed, self._view.graph_def, handles)
-        body, flat_names = _graph_of(function, opened, handles)
-        view = _infer_shapes(before)
-        numbers = self._numbers.of_body()
+        before, _ = graph_of_function(fixed, self._view.graph_def, handles)
+        body, flat_names = graph_of_function(function, opened, handles)
+        view = infer_shapes_again(before)
+        numbers = self._numbers.of_body(name)
         nodes = [node.name for node in before.node]
         arguments = [f"{arg.name}:0" for arg in function.signature.input_arg]
         batch = self._find_batch(view, arguments, shapes) if length is None else arguments[length]
@@ -204,12 +189,12 @@ class OpenBodies:
         inner = OpenBodies(view, self._length, numbers)
         divisors = BatchDivisors(view, every, every, self._length, numbers, inner.find_degrees)
         constants = BatchConstants(view, every, every, divisors, self._length, lambda node: batch, numbers)
-        seen = _infer_shapes(body)
+        seen = infer_shapes_again(body)
         is_settled, passes = False, 0
         while not is_settled and passes < _MOST_PASSES:
             is_changed = constants.change(seen, body) or inner.change(seen, body, nodes, constants)
             is_settled = not is_changed and not constants.open_divisors(seen, body)
-            seen, passes = seen if is_settled else _infer_shapes(body), passes + 1
+            seen, passes = seen if is_settled else infer_shapes_again(body), passes + 1
         is_classified = (
             is_settled
             and constants.changes.are_classified
@@ -242,31 +227,6 @@ def _makes_batches(inferred: GraphView, node: str) -> bool:
     """Whether a node precedes batches, like the maps of a dataset: each worker has its own."""
     are_variants = all(tf.as_dtype(inferred.dtype(tensor)) == tf.variant for tensor in inferred.outputs(node))
     return are_variants or inferred.op(node) == "OneShotIterator"
-
-
-def _variables(inferred: GraphView, tensors: Sequence[str]) -> list[NodeDef | None]:
-    """The variables behind some tensors, which are their handles."""
-    nodes = [inferred.nodes[node_of(tensor)] for tensor in tensors]
-    return [node if node.op == "VarHandleOp" else None for node in nodes]
-
-
-def _graph_of(
-    function: FunctionDef, around: GraphDef, handles: Sequence[NodeDef | None]
-) -> tuple[GraphDef, dict[str, str]]:
-    """A function's body as a graph with its own variables, whose handles then have shapes."""
-    with registering_library(around.library):
-        graph_def, flat_names = function_def_to_graph_def(function)
-    graph_def.library.CopyFrom(around.library)
-    variables = dict(zip((arg.name for arg in function.signature.input_arg), handles, strict=True))
-    for node in graph_def.node:
-        node.attr.pop("_class", None)  # colocations with other graphs' nodes
-        variable = variables.get(node.name)
-        if variable is not None:
-            node.op = variable.op
-            node.attr.clear()
-            for key in ("dtype", "shape"):
-                node.attr[key].CopyFrom(variable.attr[key])
-    return graph_def, flat_names
 
 
 def _write_back(function: FunctionDef, before: GraphDef, body: GraphDef) -> None:

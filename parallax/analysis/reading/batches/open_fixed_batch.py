@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from parallax.analysis.reading.batches.axis_groups import AxisGroups
 from parallax.analysis.reading.batches.batch_constants import BatchConstants
 from parallax.analysis.reading.batches.batch_degrees import gradients_of
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
@@ -27,9 +28,8 @@ from parallax.analysis.reading.batches.control_inputs import (
 )
 from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCES, is_assigned
 from parallax.analysis.reading.batches.length_sources import LengthSources, add_measured_ancestors
-from parallax.analysis.reading.batches.open_bodies import OpenBodies, drop_shapes
-from parallax.analysis.reading.batches.open_lengths import Shape, find_lost_shapes, find_open_axis
-from parallax.analysis.reading.batches.other_lengths import find_mismatch
+from parallax.analysis.reading.batches.open_bodies import OpenBodies
+from parallax.analysis.reading.batches.open_lengths import Shape, find_lost_shapes, find_mismatch, find_open_axis
 from parallax.analysis.reading.batches.replaced_gradients import find_copies, redirect_consumers, replace_gradients
 from parallax.analysis.reading.batches.unclassified_constants import UnclassifiedConstants
 from parallax.analysis.reading.batches.update_lengths import UpdateLengths
@@ -39,6 +39,7 @@ from parallax.analysis.reading.construction.handle_gradients import differentiat
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.analysis.reading.construction.old_contexts import Contexts, import_with_contexts, in_style_of, is_complete
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord, losses_of, records_in
+from parallax.analysis.reading.lowering.infer_shapes import drop_shapes, infer_shapes_again
 from parallax.base.types import Graph, GraphDef
 from parallax.graph.batches import find_substitutes, mark_opened
 from parallax.graph.view import GraphView, node_of
@@ -117,6 +118,8 @@ def open_fixed_batch(
             _find_part_of_losses(view, names, losses, autodiff, measured) if contexts.are_none else view.nodes.keys()
         )
         numbers = IntegerClassifier(view, forward, length)
+        if not numbers.is_length_unique:
+            numbers.is_batch = AxisGroups(view, forward, sources, length).is_batch
         inputs = LengthSources(view, {tensor: names[tensor] for tensor in sources}, autodiff, measured)
         parts = forward & needed & inputs.of_batches, losses & forward & inputs.of_batches
         updates = UpdateLengths(view, measured, names, forward, forward - parts[0], autodiff, inputs, targets)
@@ -131,8 +134,13 @@ def open_fixed_batch(
         constants = BatchConstants(view, *parts, divisors, length, inputs.find, numbers, measured)
         outside, declared = view.nodes.keys() - needed, dict[str, Sequence[Shape | None]]()
         for _ in range(_MOST_PASSES):
-            graph = _import_graph(opened, outside, contexts, declared)
-            seen, before = GraphView(graph.as_graph_def(add_shapes=True)), opened.SerializeToString(deterministic=True)
+            graph = _import_graph(opened, outside, contexts, declared) if not contexts.are_none else None
+            seen = (
+                GraphView(graph.as_graph_def(add_shapes=True))
+                if graph
+                else infer_shapes_again(_without(opened, outside))
+            )
+            before = opened.SerializeToString(deterministic=True)
             lost = find_lost_shapes(view, seen, numbers.open_shape)
             declared |= lost
             if lost or _open_delivered(view, seen, opened, records):
@@ -146,7 +154,7 @@ def open_fixed_batch(
                 ).are_of_gradients(delivered)
                 divisors.open_divisors(seen, opened, inputs.find, outside & forward)
                 is_classified = is_classified and divisors.are_classified
-                if opened.SerializeToString(deterministic=True) != before:  # shapes do not depend on anything else
+                if graph is None or opened.SerializeToString(deterministic=True) != before:
                     graph = _import_graph(opened, outside, contexts, declared)
                 if is_classified and not contexts.are_none:
                     is_classified = is_complete(graph, GraphView(opened).ancestors(losses) - autodiff)

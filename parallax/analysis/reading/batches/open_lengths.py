@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import cache
 from itertools import combinations
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
-from parallax.base.types import Array, NodeDef
+from parallax.analysis.reading.lowering.infer_shapes import infer_shapes_again
+from parallax.base.types import Array, GraphDef, NodeDef
 from parallax.graph.control_flow import MERGES
 from parallax.graph.view import NEXT_ITERATIONS, GraphView, node_of
 
@@ -18,6 +22,7 @@ _REGROUPS = ("Reshape", "Tile")
 
 Dims = tuple[int, ...]
 Shape = tuple[int | None, ...]
+IsBatch = Callable[[str, int], bool | None]
 JOINS = ("ConcatV2", "Pack")
 SHAPE_SLOT = {
     "Fill": 0,
@@ -38,6 +43,25 @@ LISTS = {
 EXAMPLES_SLOT = dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), 2)
 """For ops whose first input is the shape of the result, the input that has as many examples."""
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")
+
+
+_OF_SHAPES = ("Index", "Tidx", "Tmultiples", "Tpaddings", "Tperm", "Tshape")
+_SHAPES = ("crop_size", "input_sizes", "size")
+"""The names of inputs that are shapes and have no type of their own."""
+
+
+@cache
+def find_shape_slots(op: str) -> tuple[bool, ...]:
+    """For each input of an op, by its definition, whether it is a shape, or has an entry for each axis of another."""
+    definition = op_def_registry.get(op)
+    if definition is None or any(one.number_attr or one.type_list_attr for one in definition.input_arg):
+        return ()  # one of several tensors has no fixed input number
+    return tuple(one.type_attr in _OF_SHAPES or one.name in _SHAPES for one in definition.input_arg)
+
+
+_FACTOR = 3
+"""Ratio of the other length to the fixed one, which keeps divisibility by parts of the batch."""
+_MOST_LETTERS = 160
 
 
 class OpenLengths(NamedTuple):
@@ -126,7 +150,12 @@ def find_selected_entries(view: GraphView, node: str) -> list[int]:
 
 
 def find_reshaped_axes(
-    view: GraphView, inferred: GraphView, node: str, length: int, find_axis: Callable[[Array], int | None]
+    view: GraphView,
+    inferred: GraphView,
+    node: str,
+    length: int,
+    find_axis: Callable[[Array], int | None],
+    is_batch: IsBatch,
 ) -> tuple[list[int], bool] | None:
     """(the axes of a Reshape's result that may be the batch's, whether as many elements lie before one as before).
 
@@ -138,6 +167,7 @@ def find_reshaped_axes(
         node: the Reshape.
         length: of the fixed batch.
         find_axis: shape -> the one axis in it that must be the batch's, for a tensor whose rank is not inferred.
+        is_batch: (tensor, axis) -> whether the axis is the batch's; None where that is unknown.
     """
     tensor, made = inferred.inputs(node)[0], fixed_shape(view, f"{node}:0") or ()
     if inferred.shape(tensor) is None:
@@ -146,7 +176,7 @@ def find_reshaped_axes(
     fixed, axis = fixed_shape(view, view.inputs(node)[0]), find_open_axis(view, inferred, tensor)
     if fixed is None or axis is None:
         return None
-    multiples = [place for place, n in enumerate(made) if n % length == 0]
+    multiples = [place for place, n in enumerate(made) if n % length == 0 and is_batch(f"{node}:0", place) is not False]
     aligned = [place for place in multiples if prod(made[:place]) == prod(fixed[:axis])]
     return aligned or multiples, len(aligned) == 1
 
@@ -175,11 +205,14 @@ def _is_open(inferred: GraphView, tensor: str) -> bool:
 
 
 def find_vector(inferred: GraphView, tensor: str) -> Array | None:
-    """A constant, or a vector of constants from a Pack or a ConcatV2."""
+    """A constant or a range of constants, or a vector of these from a Pack or a ConcatV2."""
     node = node_of(tensor)
+    if inferred.op(node) == "Range":
+        bounds = [found for part in inferred.inputs(node) if (found := inferred.constant(part)) is not None]
+        return np.arange(*bounds) if len(bounds) == len(inferred.inputs(node)) else None
     if inferred.op(node) not in JOINS:
         return inferred.constant(tensor)
-    parts = [inferred.constant(part) for part in inferred.inputs(node)]
+    parts = [find_vector(inferred, part) for part in inferred.inputs(node)]
     known = [part for part in parts[: len(parts) - (inferred.op(node) == "ConcatV2")] if part is not None]
     is_vector = len(known) + (inferred.op(node) == "ConcatV2") == len(parts) and all(one.ndim < 2 for one in known)
     return np.concatenate([np.reshape(one, [-1]) for one in known]) if is_vector else None
@@ -211,14 +244,14 @@ def iterate_inputs(view: GraphView, inferred: GraphView, node: NodeDef) -> Itera
 
 
 def find_lost_shapes(
-    view: GraphView, inferred: GraphView, open_shape: Callable[[Shape], Shape | None]
+    view: GraphView, inferred: GraphView, open_shape: Callable[[str, Shape], Shape | None]
 ) -> dict[str, Sequence[Shape | None]]:
     """The shapes that TensorFlow does not infer when it imports a graph, as of TensorFlow 1 loops' variables.
 
     Args:
         view: the graph for the fixed batch, in which they are known.
         inferred: the same with an open batch.
-        open_shape: shape for the fixed batch -> shape with an open batch; None where that is undecided.
+        open_shape: (tensor, shape for the fixed batch) -> shape with an open batch; None where that is undecided.
 
     Returns:
         Node -> the shapes of its results with an open batch, where the shapes of its inputs are known.
@@ -232,7 +265,38 @@ def find_lost_shapes(
         is_merge = inferred.op(node) in MERGES  # of a loop variable's first value, and the one after an iteration
         begun = [t for t in inferred.inputs(node) if not (is_merge and inferred.op(node_of(t)) in NEXT_ITERATIONS)]
         if all(inferred.shape(t) is not None or (is_merge and node_of(t) in found) for t in begun):
-            now |= {tensor: open_shape(view.shape(tensor) or ()) for tensor in lost}
+            now |= {tensor: open_shape(tensor, view.shape(tensor) or ()) for tensor in lost}
             if any(now[tensor] is not None for tensor in lost):
                 found[node] = list(now.values())
     return found
+
+
+def find_mismatch(opened: GraphDef, names: Mapping[str, str], apart: Set[str], length: int) -> str:
+    """What TensorFlow reports of the shapes at another length; empty if they match.
+
+    Args:
+        opened: the graph with an open batch.
+        names: source of the fixed batch -> that of the open one.
+        apart: nodes to leave out, with those computed from them, such as gradients for the fixed length.
+        length: of the fixed batch.
+    """
+    part = type(opened)(versions=opened.versions, library=opened.library)
+    sources = {node_of(tensor) for tensor in names.values()}
+    view, left = GraphView(opened), {*apart, *map(node_of, names)}
+    for name in view.topological_order():
+        if name not in sources and not left.isdisjoint((name, *view.nodes_before(name))):
+            left.add(name)
+    for node in opened.node:
+        if node.name not in left:
+            copy = part.node.add()
+            copy.CopyFrom(node)
+            copy.attr.pop("_class", None)  # the colocation may name a missing node
+            if node.name in sources:
+                copy.op = "Placeholder"
+                del copy.input[:]
+                copy.attr["shape"].shape.dim[0].size = _FACTOR * length
+    try:
+        infer_shapes_again(part)
+    except tf.errors.InvalidArgumentError as error:
+        return str(error).partition("\n")[0][:_MOST_LETTERS]
+    return ""

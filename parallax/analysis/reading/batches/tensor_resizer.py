@@ -14,11 +14,11 @@ from parallax.analysis.reading.batches.constant_patterns import Entry, find_entr
 from parallax.analysis.reading.batches.open_lengths import (
     JOINS,
     SHAPE_SLOT,
+    find_shape_slots,
     find_vector,
     is_broadcast_of,
     iterate_inputs,
 )
-from parallax.analysis.reading.batches.unclassified_constants import find_shape_slots
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.view import GraphView, node_of
 

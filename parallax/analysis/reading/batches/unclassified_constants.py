@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from functools import cache
 from typing import Any
 
 import numpy as np
-from tensorflow.python.framework import op_def_registry
 
+from parallax.analysis.reading.batches.axis_groups import find_store
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.find_open_batches import SOURCES
-from parallax.analysis.reading.batches.open_lengths import SHAPE_SLOT, find_open_axis
+from parallax.analysis.reading.batches.open_lengths import LISTS, SHAPE_SLOT, find_open_axis, find_shape_slots
 from parallax.base.types import Array, NodeDef
 from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import NEXT_ITERATIONS, VARIABLES, GraphView, node_of
@@ -30,6 +29,7 @@ iterations.
 DIVIDES, MULTIPLIES = ("RealDiv", "Div", "DivNoNan"), ("Mul",)
 _CLIPS, _SHIFTS = ("Maximum", "Minimum"), ("Add", "AddV2", "Sub")
 CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
+_MOVES_AXES = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 ARRAYS = ("TensorArrayV3", "TensorArrayGatherV3")
 _TAKES = ("Gather", "GatherV2", "TopK", "TopKV2")
 _TAKES_PARTS = ("GatherNd", *(f"TensorScatter{how}" for how in ("Update", "Add", "Sub", "Max", "Min")))
@@ -51,20 +51,6 @@ _WRITES_WHOLE = ("Assign", "AssignVariableOp")
 _DECLARED = {"EnsureShape": ("shape",), **dict.fromkeys(ARRAYS, ("element_shape",))}
 _DECLARED["TensorArrayConcatV3"] = ("element_shape_except0",)
 """For ops, the attributes with lengths that they declare for a tensor."""
-
-
-_OF_SHAPES = ("Index", "Tidx", "Tmultiples", "Tpaddings", "Tperm", "Tshape")
-_SHAPES = ("crop_size", "input_sizes", "size")
-"""The names of inputs that are shapes and have no type of their own."""
-
-
-@cache
-def find_shape_slots(op: str) -> tuple[bool, ...]:
-    """For each input of an op, by its definition, whether it is a shape, or has an entry for each axis of another."""
-    definition = op_def_registry.get(op)
-    if definition is None or any(one.number_attr or one.type_list_attr for one in definition.input_arg):
-        return ()  # one of several tensors has no fixed input number
-    return tuple(one.type_attr in _OF_SHAPES or one.name in _SHAPES for one in definition.input_arg)
 
 
 def is_outside_batch(view: GraphView, constant: str, nodes: Set[str]) -> bool:
@@ -125,8 +111,10 @@ class UnclassifiedConstants:
         return next((node for node in unclassified if self._is_unclassified(inferred, node, degrees)), "")
 
     def _is_unclassified(self, inferred: GraphView, node: str, degrees: BatchDegrees) -> bool:
-        if any(self._numbers.is_multiple(float(dim.size)) for dim in find_declared_dims(inferred.nodes[node])):
-            return True
+        for axis, dim in enumerate(find_declared_dims(inferred.nodes[node])):
+            is_multiple = dim.size > 0 and self._numbers.is_multiple(float(dim.size))
+            if is_multiple and self._numbers.is_batch(self._find_declared(node), axis) is not False:
+                return True
         if self._has_place(inferred, node) or self._is_written_whole(inferred, node):
             return True
         is_classified = self._is_classified_slice(inferred, node) or inferred.op(node) == "Assert"
@@ -139,7 +127,8 @@ class UnclassifiedConstants:
             is_shape = find_shape_slots(inferred.op(node))[slot : slot + 1] == (True,)
             is_array = not is_shape and not has_only_widths(self._view, node, slot)
             is_array = is_array and not self._lies_along_widths(inferred, node, slot)
-            if self._numbers.may_be_of_batch(value) if is_array else self._numbers.lists_length(value):
+            shaped = "" if is_array else self._find_shaped(node, slot)
+            if self._numbers.may_be_of_batch(tensor, value) if is_array else self._numbers.lists_length(value, shaped):
                 return True
             if value is not None and value.ndim == 0 and value.dtype.kind == "f":
                 if value > 0 and self._is_length(degrees, inferred, node, slot, float(value)):
@@ -149,6 +138,20 @@ class UnclassifiedConstants:
             if is_number and self._numbers.is_multiple(float(value or 0)):
                 return True
         return False
+
+    def _find_shaped(self, node: str, slot: int) -> str:
+        """The tensor, or the list, of whose axes an input of a node has lengths; empty where that is unknown."""
+        op = self._view.op(node)
+        if LISTS.get(op) == slot:
+            return find_store(self._view, node)
+        is_cut = op in CUTS and not any(self._view.flag(node, mask) for mask in _MOVES_AXES)
+        is_shape = (op, slot) == ("Reshape", 1) or (SHAPE_SLOT.get(op) == slot and op != "Tile")
+        return f"{node}:0" if is_shape or (is_cut and slot in CUTS[op]) else ""
+
+    def _find_declared(self, node: str) -> str:
+        """The tensor, or the array, of which a node declares the shape; empty where that is unknown."""
+        op = self._view.op(node)
+        return f"{node}:0" if op == "EnsureShape" else find_store(self._view, node) if op in ARRAYS else ""
 
     def _read_cast(self, inferred: GraphView, tensor: str) -> Array | None:
         """The float to which an integer is cast, `tf.cast(n - 1, tf.float32)`; None if a tensor is something else."""
@@ -327,7 +330,7 @@ class UnclassifiedConstants:
         if self._view.op(node_of(tensor)) in SHAPE_SLOT:
             return any(n and self._numbers.is_multiple(float(n)) for n in self._view.shape(tensor) or ())
         value = self._view.constant(tensor) if self._view.shape(tensor) != () else None
-        return value is not None and value.ndim > 0 and self._numbers.may_be_of_batch(value)
+        return value is not None and value.ndim > 0 and self._numbers.may_be_of_batch(tensor, value)
 
     def _reach(self, inferred: GraphView, begin: Set[str]) -> set[str]:
         """Some nodes, and all nodes outside autodiff that are computed from them."""

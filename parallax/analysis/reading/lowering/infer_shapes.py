@@ -6,7 +6,7 @@ quarters of its time. The import by TensorFlow's C API, which infers the shapes,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
@@ -14,7 +14,7 @@ from tensorflow.python.client import pywrap_tf_session as c_api
 from tensorflow.python.framework import device, ops
 from tensorflow.python.framework.c_api_util import ScopedTFImportGraphDefOptions, ScopedTFImportGraphDefResults
 
-from parallax.base.types import AttrValue, GraphDef
+from parallax.base.types import AttrValue, GraphDef, NodeDef
 from parallax.graph.view import GraphView
 
 _SHAPES, _COLOCATIONS, _LOCATION = "_output_shapes", "_class", "loc:@"
@@ -54,6 +54,24 @@ def infer_shapes(graph_def: GraphDef) -> GraphDef:
             node.attr[_SHAPES].CopyFrom(attributes[shapes])
     _copy_colocated_devices(inferred)
     return inferred
+
+
+def infer_shapes_again(graph_def: GraphDef) -> GraphView:
+    """A copy of a graph with the shapes that follow from those of its sources, whatever was known before.
+
+    Raises:
+        InvalidArgumentError: TensorFlow finds the graph invalid.
+    """
+    bare = type(graph_def)()
+    bare.CopyFrom(graph_def)
+    drop_shapes(bare.node)
+    return GraphView(infer_shapes(bare))
+
+
+def drop_shapes(nodes: Iterable[NodeDef]) -> None:
+    """Removes the inferred shapes."""
+    for node in nodes:
+        node.attr.pop(_SHAPES, None)
 
 
 def with_stated_shapes(view: GraphView, known: Mapping[str, Sequence[int | None]]) -> GraphView:

@@ -7,7 +7,7 @@ conditionals stay in place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
 from parallax.base.types import FunctionDef, FunctionLibrary, GraphDef, NodeDef
-from parallax.graph.view import node_of, split_tensor, tensor_name
+from parallax.graph.view import GraphView, node_of, split_tensor, tensor_name
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _MAX_DEPTH = 50
@@ -165,3 +165,28 @@ def _inputs(names: list[str], controls: list[str]) -> list[str]:
     tensors = [name for name in names if not name.startswith("^")]
     waits = [name for name in names if name.startswith("^")]
     return [*tensors, *dict.fromkeys([*waits, *controls])]
+
+
+def find_handles(inferred: GraphView, tensors: Sequence[str]) -> list[NodeDef | None]:
+    """The variables behind some tensors, which are their handles."""
+    nodes = [inferred.nodes[node_of(tensor)] for tensor in tensors]
+    return [node if node.op == "VarHandleOp" else None for node in nodes]
+
+
+def graph_of_function(
+    function: FunctionDef, around: GraphDef, handles: Sequence[NodeDef | None]
+) -> tuple[GraphDef, dict[str, str]]:
+    """A function's body as a graph with its own variables, whose handles then have shapes."""
+    with registering_library(around.library):
+        graph_def, flat_names = function_def_to_graph_def(function)
+    graph_def.library.CopyFrom(around.library)
+    variables = dict(zip((arg.name for arg in function.signature.input_arg), handles, strict=True))
+    for node in graph_def.node:
+        node.attr.pop("_class", None)  # colocations with other graphs' nodes
+        variable = variables.get(node.name)
+        if variable is not None:
+            node.op = variable.op
+            node.attr.clear()
+            for key in ("dtype", "shape"):
+                node.attr[key].CopyFrom(variable.attr[key])
+    return graph_def, flat_names
