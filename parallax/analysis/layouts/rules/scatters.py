@@ -6,7 +6,7 @@ from parallax.analysis.layouts.rules.elementwise import align
 from parallax.analysis.layouts.rules.facts import REPLICATED, SUM, Fact
 from parallax.analysis.layouts.rules.indexed_ops import count_components, find_first_numbers, find_numbers
 from parallax.analysis.layouts.rules.step_walk import StepWalk
-from parallax.plans.layouts import Sharded, ShardedAxis
+from parallax.plans.layouts import ExampleNumbers, Sharded, ShardedAxis
 
 
 def scatter(step: StepWalk, node: str) -> list[Fact] | None:
@@ -20,9 +20,7 @@ def scatter(step: StepWalk, node: str) -> list[Fact] | None:
     if places.axis != 0 or part is None:
         return None
     example = step.part_of(dims[0]) if dims and (rows.axis, rows.part) == (0, part) else None
-    numbers = None if example is None else find_first_numbers(step, node, 0, example)
-    if numbers is None and example is not None and count_components(places) == 1:
-        numbers = find_numbers(step, step.view.inputs(node)[0], example)
+    numbers = _find_rows(step, node, 0, example)
     if numbers is None or dims is None or example is None:
         step.require_layout(node, 2, REPLICATED)
         return None if align(step, node, 1, rows, 0, part).part is None else step.all_outputs(node, SUM)
@@ -46,16 +44,24 @@ def scatter_into(step: StepWalk, node: str) -> list[Fact] | None:
         align(step, node, 0, tensor, axis, part)
         align(step, node, 2, rows, places.rank - 1 + axis - depth, part)
         return step.all_outputs(node, Sharded(axis, part), tensor.dims)
-    part = places.part
-    if part is None or places.axis != 0 or part != ShardedAxis(part.batch) or (rows.axis, rows.part) != (0, part):
-        return None
-    is_of_example = (tensor.axis, tensor.part) == (0, part) or (tensor.is_same and tensor.dims is not None)
-    numbers = find_first_numbers(step, node, 1, part) if is_of_example else None
-    if numbers is None or tensor.dims is None or tensor.dims[0] != part.length:
+    is_along = places.part is not None and (0, places.part) == (rows.axis, rows.part) and places.axis == 0
+    example = step.part_of(tensor.dims[0]) if is_along and tensor.dims else None
+    numbers = _find_rows(step, node, 1, example)
+    if numbers is None or example is None or not (tensor.is_same or (tensor.axis, tensor.part) == (0, example)):
         return None
     step.require_layout(node, 1, numbers)
-    align(step, node, 0, tensor, 0, part)
-    return step.all_outputs(node, Sharded(0, part), tensor.dims)
+    align(step, node, 0, tensor, 0, example)
+    return step.all_outputs(node, Sharded(0, example), tensor.dims)
+
+
+def _find_rows(step: StepWalk, node: str, slot: int, example: ShardedAxis | None) -> ExampleNumbers | None:
+    """The layout of an input of indices, if each begins with the index of one of a worker's examples."""
+    if example is None:
+        return None
+    tensor = step.view.inputs(node)[slot]
+    is_alone = count_components(step.facts[tensor]) == 1
+    numbers = find_first_numbers(step, node, slot, example)
+    return find_numbers(step, tensor, example) if numbers is None and is_alone else numbers
 
 
 def _find_window(places: Fact, rows: Fact) -> int | None:
