@@ -102,13 +102,17 @@ def test_gradient_rows_of_a_stand_in_reach_no_update():
         (lambda: lambda y, out: ops.sqrt(ops.mean(ops.square(ops.reshape(y, (-1, 1)) - out))), 1, drawn()),
         (lambda: keras.losses.SparseCategoricalCrossentropy(ignore_class=1), 3, KINDS),
         (lambda: lambda y, out: ops.sum(ops.square(out) * ops.reshape(y, (-1, 1))) / ops.sum(y), 1, drawn()),
+        (lambda: lambda y, out: ops.mean(ops.roll(ops.reshape(y, (-1, 1)) - out, 1, 0) * out), 2, drawn()),
     ],
-    ids=["mean", "sum", "root", "ignored", "divided"],
+    ids=["mean", "sum", "root", "ignored", "divided", "beside others"],
 )
-def test_losses_count_examples_and_no_stand_ins(loss, outputs, y):
+@pytest.mark.parametrize("batch", [BATCH, 3])
+def test_losses_count_examples_and_no_stand_ins(loss, outputs, y, batch):
+    """Of three examples some workers have one."""
+
     def make(train):
         made = loss() if callable(loss) else loss
-        return trained([layers.Dense(4, "tanh")], drawn(4), train, outputs, made, y, metrics=[])
+        return trained([layers.Dense(4, "tanh")], drawn(4), train, outputs, made, y, metrics=[], batch_size=batch)
 
     check(make, sizes=(2, 3))
 

@@ -8,7 +8,7 @@ from parallax.analysis.layouts.rules.plain import is_plain
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.analysis.layouts.rules.values import compute_value, summed_axes
 from parallax.graph.lengths import ONE, Length
-from parallax.graph.view import split_tensor
+from parallax.graph.view import node_of, split_tensor
 from parallax.plans.layouts import Partial, ScaledMean, Sharded, ShardedAxis
 
 _KINDS = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "All": "min", "Any": "max"}
@@ -17,6 +17,7 @@ _KINDS = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "All": "min",
 def reduce_axes(step: StepWalk, node: str) -> list[Fact] | None:
     """Over a sharded axis a partial result; over others the axis is preserved."""
     op, (fact, axes) = step.view.op(node), step.inputs(node)
+    _read_axes_of_one_process(step, node, fact)
     if fact.is_same or fact.is_lengths:
         axes = axes if fact.is_lengths and axes.is_lengths else step.require_layout(node, 1, REPLICATED)
         layout = REPLICATED if fact.is_same and axes.is_same else LENGTHS
@@ -45,6 +46,19 @@ def reduce_axes(step: StepWalk, node: str) -> list[Fact] | None:
         step.means.append(ScaledMean(node, fact.part.batch, dealt=None if fact.part.is_even else fact.part))
         return step.all_outputs(node, COUNTED, dims)
     return step.all_outputs(node, Partial(_KINDS[op]), dims)
+
+
+def _read_axes_of_one_process(step: StepWalk, node: str, fact: Fact) -> None:
+    """Sums a gradient that has all examples over no axis of which a worker has one row alone."""
+    maker = node_of(step.view.inputs(node)[1])
+    if step.view.op(maker) != "BroadcastGradientArgs" or not is_plain(step.inputs(maker)):
+        return
+    shapes = [shape.values() or [] for shape in step.inputs(maker)]
+    rank = max(map(len, shapes))
+    places = ((place + rank - len(shape), length) for shape in shapes for place, length in enumerate(shape))
+    local = {place for place, length in places if length is not None and step.has_batch(length)}
+    if fact.is_same or is_partial(fact) or (fact.part is not None and local - {fact.axis}):
+        step.replicate(maker)
 
 
 def _is_rounded(step: StepWalk, node: str) -> bool:

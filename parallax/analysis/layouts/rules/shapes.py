@@ -43,7 +43,8 @@ def find_broadcast_axes(step: StepWalk, node: str) -> list[Fact] | None:
     if not is_plain((one, other)):
         return None
     values = reduced_axes(one, other, step.batch_of)
-    if not _can_be_local(step, one, other):
+    takers = (edge.node for tensor in step.view.outputs(node) for edge in step.view.consumers(tensor))
+    if not _can_be_local(step, one, other) or any(step.view.op(taker) != "Sum" for taker in takers):
         step.replicate(node)  # per-worker lengths may differ from the global ones next to them
     step.keep_local(node)
     return [
