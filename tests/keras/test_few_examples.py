@@ -103,8 +103,9 @@ def test_gradient_rows_of_a_stand_in_reach_no_update():
         (lambda: keras.losses.SparseCategoricalCrossentropy(ignore_class=1), 3, KINDS),
         (lambda: lambda y, out: ops.sum(ops.square(out) * ops.reshape(y, (-1, 1))) / ops.sum(y), 1, drawn()),
         (lambda: lambda y, out: ops.mean(ops.roll(ops.reshape(y, (-1, 1)) - out, 1, 0) * out), 2, drawn()),
+        (lambda: lambda y, out: ops.mean(out) + tf.reduce_mean(tf.boolean_mask(out, out[:, 0] > 9)), 1, drawn()),
     ],
-    ids=["mean", "sum", "root", "ignored", "divided", "beside others"],
+    ids=["mean", "sum", "root", "ignored", "divided", "beside others", "of none"],
 )
 @pytest.mark.parametrize("batch", [BATCH, 3])
 def test_losses_count_examples_and_no_stand_ins(loss, outputs, y, batch):

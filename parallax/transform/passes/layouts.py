@@ -274,7 +274,7 @@ class _Build:
             self._editor.redirect(mean.edges, self._editor.batch_weights[mean.batch].weigh(value))
             return
         dealt = self._find_dealt(mean.dealt)
-        share = tf.math.divide_no_nan(tf.cast(dealt.counted, value.dtype), tf.cast(dealt.total, value.dtype))
+        share = tf.cast(dealt.counted, value.dtype) / tf.cast(dealt.total, value.dtype)  # of no entries NaN
         self._editor.redirect(mean.edges, tf.math.multiply_no_nan(value, share))
 
     def offset(self, one: OffsetRange) -> None:
