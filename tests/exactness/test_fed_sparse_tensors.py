@@ -35,6 +35,12 @@ def draw_graph(rng: Any, rows: int) -> Any:
     return Sparse(places, rng.rand(len(places)).astype("f"), np.array([rows, rows]))
 
 
+def draw_texts(rng: Any, rows: int) -> Any:
+    """As many columns as the longest text of a worker has words."""
+    places = np.argwhere(np.arange(2 * rows) < rng.randint(1, 2 * rows, [rows, 1]))
+    return Sparse(places, rng.randint(0, COLUMNS, len(places)), np.array([rows, places[:, 1].max() + 1]))
+
+
 FEEDS: dict[str, Callable[..., Any]] = {
     "bags": draw_bags,
     "matrix": lambda rng, rows: draw_weights(rng, rows)._replace(dense_shape=np.array([rows, COLUMNS])),
@@ -117,6 +123,28 @@ def test_rows_of_fed_sparse_tensors_stay_with_their_workers(name):
         build(PROGRAMS[name], is_stated=False)(None)
     notes = [one for one in analyse(graph).spec.notes if "all-gathered" in one]
     assert not notes
+
+
+OF_TEXTS: dict[str, Callable[[Any, Any], Any]] = {
+    "looked up safely": lambda table, texts: v1.nn.safe_embedding_lookup_sparse(table, texts),
+    "a mean over columns": lambda table, texts: tf.reduce_mean(tf.gather(table, tf.sparse.to_dense(texts)), 1),
+    "a sum by the number of columns": lambda table, texts: (
+        v1.nn.embedding_lookup_sparse(table, texts, None, combiner="sum") / tf.cast(texts.dense_shape[1], tf.float32)
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OF_TEXTS)
+def test_texts_are_as_long_as_the_longest_of_the_global_batch(case):
+    def minimize(rows: int | None) -> Any:
+        table = v1.get_variable("emb", [COLUMNS, WIDTH], initializer=v1.random_normal_initializer(seed=1))
+        rows_of = OF_TEXTS[case](table, v1.sparse_placeholder(tf.int64, [None, None], name="texts"))
+        y = v1.placeholder(tf.float32, [None], name="y")
+        loss = tf.reduce_mean(tf.square(tf.reduce_sum(tf.tanh(rows_of), 1) - y))
+        return v1.train.AdagradOptimizer(0.3).minimize(loss)
+
+    outcome = tried(minimize, {"texts": draw_texts, "y": FEEDS["y"]})
+    assert (outcome.kind, outcome.gathers) == ("equal", ()), outcome
 
 
 def test_a_dense_matrix_of_an_adjacency_is_refused():

@@ -9,7 +9,6 @@ from parallax.analysis.layouts.rules.facts import REPLICATED, SUM, Fact
 from parallax.analysis.layouts.rules.lookups import look_up_rows
 from parallax.analysis.layouts.rules.reductions import add_by_segment
 from parallax.analysis.layouts.rules.step_walk import StepWalk
-from parallax.base.errors import GraphError
 from parallax.graph.batches import sparse_feeds
 from parallax.graph.lengths import ONE, Length
 from parallax.graph.view import Edge, node_of, split_tensor
@@ -33,11 +32,6 @@ PARSE = """
     CTCBeamSearchDecoder
     """.split()
 """Ops that make sparse tensors of examples."""
-_ADJACENT = (
-    "SparseToDense {node!r} makes a dense matrix of the sparse feed {of!r}, whose rows and columns are examples: on "
-    "each worker it has columns for that worker's own examples only. Leave it sparse, and multiply it by "
-    "tf.sparse.sparse_dense_matmul."
-)
 _GIVE_PLACES = ("Where", "SparseFillEmptyRows", *PARSE)
 _COUNT = ("ComputeAccidentalHits", *_GIVE_PLACES)
 
@@ -98,23 +92,6 @@ def find_hits(step: StepWalk, node: str) -> list[Fact] | None:
     step.ranges.append(OffsetRange(node, labels.part))
     hits = ShardedAxis(labels.part.batch, Length.of(f"{step.prefix}{node}[0]{UNEVEN}"))
     return step.all_outputs(node, Sharded(0, hits))
-
-
-def scatter_sparse_values(step: StepWalk, node: str) -> list[Fact] | None:
-    """SparseToDense, into rows of the examples with which indices begin."""
-    places, shape, values, default = step.inputs(node)
-    dims, part = shape.values(), places.part
-    example = step.part_of(dims[0]) if dims else None
-    if part is None or example is None or dims is None or values.part != part:
-        return None
-    numbers = find_first_numbers(step, node, 0, example)
-    if not default.is_same or numbers is None:
-        return None
-    if numbers.of in step.adjacent:
-        raise GraphError(_ADJACENT.format(node=node, of=numbers.of))
-    step.require_layout(node, 0, numbers)
-    step.localize(node, 1, 0, dims)
-    return step.all_outputs(node, Sharded(0, example), shape.complete_values())
 
 
 def multiply_sparse(step: StepWalk, node: str) -> list[Fact] | None:

@@ -143,7 +143,7 @@ _OF_SHARDED: dict[str, Rule] = {
     "RaggedTensorToTensor": ragged.fill_up,
     **dict.fromkeys(_SAMPLERS, indexed_ops.draw_candidates),
     "ComputeAccidentalHits": indexed_ops.find_hits,
-    "SparseToDense": indexed_ops.scatter_sparse_values,
+    "SparseToDense": sparse_examples.scatter_sparse_values,
     "SparseTensorDenseMatMul": indexed_ops.multiply_sparse,
     "DynamicPartition": indexed_ops.partition,
     **dict.fromkeys(("DynamicStitch", "ParallelDynamicStitch"), indexed_ops.stitch),

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from parallax.analysis.layouts.rules.elementwise import align
-from parallax.analysis.layouts.rules.facts import LENGTHS, Fact
+from parallax.analysis.layouts.rules.facts import LENGTHS, REPLICATED, Fact
 from parallax.analysis.layouts.rules.indexed_ops import find_first_numbers
 from parallax.analysis.layouts.rules.step_walk import StepWalk
+from parallax.base.errors import GraphError
+from parallax.graph.batches import sparse_feeds
 from parallax.graph.lengths import Length
 from parallax.plans.layouts import DISTINCT, UNEVEN, OffsetRange, Sharded, ShardedAxis
+
+_ADJACENT = (
+    "SparseToDense {node!r} makes a dense matrix of the sparse feed {of!r}, whose rows and columns are examples: on "
+    "each worker it has columns for that worker's own examples only. Leave it sparse, and multiply it by "
+    "tf.sparse.sparse_dense_matmul."
+)
 
 
 def parse_examples(step: StepWalk, node: str) -> list[Fact] | None:
@@ -70,6 +78,30 @@ def label_losses(step: StepWalk, node: str) -> list[Fact] | None:
     align(step, node, 3, lengths, 0, inputs.part)
     loss, gradient = step.view.outputs(node)
     return [step.fact(loss, Sharded(0, inputs.part)), step.fact(gradient, inputs.layout, inputs.dims)]
+
+
+def scatter_sparse_values(step: StepWalk, node: str) -> list[Fact] | None:
+    """SparseToDense, into rows of the examples with which indices begin.
+
+    A worker has as many columns of a fed tensor as the longest example of the global batch.
+    """
+    places, shape, values, default = step.inputs(node)
+    dims, part = shape.values(), places.part
+    example = step.part_of(dims[0]) if dims else None
+    if part is None or example is None or dims is None or values.part != part:
+        return None
+    numbers = find_first_numbers(step, node, 0, example)
+    if not default.is_same or numbers is None:
+        return None
+    if numbers.of in step.adjacent:
+        raise GraphError(_ADJACENT.format(node=node, of=numbers.of))
+    step.require_layout(node, 0, numbers)
+    if numbers.of in sparse_feeds(step.view) and shape.is_lengths and not step.is_of_batches(shape):
+        step.require_layout(node, 1, REPLICATED)
+        step.localize_axis(node, 1, 0, example)
+        return step.all_outputs(node, Sharded(0, example))
+    step.localize(node, 1, 0, dims)
+    return step.all_outputs(node, Sharded(0, example), shape.complete_values())
 
 
 def _take_sparse_input(

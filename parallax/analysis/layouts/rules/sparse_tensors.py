@@ -56,15 +56,23 @@ def visit_sparse_feed(step: StepWalk, node: str, feed: SparseFeed, batch: str) -
     """
     example = ShardedAxis(batch)
     entries = ShardedAxis(batch, Length.of(f"{feed.places}[0]{UNEVEN}"))
-    rank = Length.of((step.view.shape(f"{feed.places}:0") or (None, None))[1] or f"{feed.places}[1]")
+    rank = (step.view.shape(f"{feed.places}:0") or (None, None))[1] or 2  # of open rank: a matrix
     if node == feed.shape:
-        others = rank.number - 1 if rank.number else 1  # of open rank: a matrix
-        return step.all_outputs(node, LENGTHS, (rank,), (example.length, *[None] * others))
+        other = _find_columns(step, feed, batch) if rank == 2 and feed.places not in step.adjacent else None
+        return step.all_outputs(node, LENGTHS, (Length.of(rank),), (example.length, *[other] * (rank - 1)))
     if node == feed.places:
         columns = 2 if node in step.adjacent else 1
         step.ranges.append(OffsetRange(node, example, columns=columns, shape=f"{feed.shape}:0"))
-        return step.all_outputs(node, Sharded(0, entries), (entries.length, rank))
+        return step.all_outputs(node, Sharded(0, entries), (entries.length, Length.of(rank)))
     return step.all_outputs(node, Sharded(0, entries), (entries.length,))
+
+
+def _find_columns(step: StepWalk, feed: SparseFeed, batch: str) -> Length:
+    """The number of columns of a fed matrix: what the script states, or else what each worker feeds."""
+    stated = [step.view.constant(tensor) for tensor in step.view.inputs(feed.shape)]
+    if stated and stated[0] is not None and stated[0][1] > 0:
+        return Length.of(int(stated[0][1]))
+    return Length.of(batch) * Length.of(f"{feed.places}[0]{DISTINCT}")
 
 
 def reshape_places(step: StepWalk, node: str) -> list[Fact] | None:

@@ -94,6 +94,9 @@ def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[lis
             node = root[node]
         return node
 
+    for node, feed in sparse_feeds(view).items():
+        if node in root and feed.places in root:
+            root[find(node)] = find(feed.places)
     begun, of_tensor, known = set(sources), dict[str, str](), -1
     while len(of_tensor) > known and sources:  # an iteration reads the results of the preceding one
         known = len(of_tensor)
