@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from parallax.analysis.reading.batches.find_open_batches import leads_on
 from parallax.analysis.reading.lowering.infer_shapes import with_stated_shapes
-from parallax.graph.batches import mark_stated_length
+from parallax.graph.batches import mark_stated_length, sparse_feeds
 from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import GraphView, node_of
 
@@ -29,6 +29,7 @@ def state_fixed_lengths(view: GraphView, forward: Set[str]) -> GraphView:
         forward: the nodes on which losses depend, outside initial values.
     """
     placeholders = [node for node in view.nodes_of(("Placeholder",)) if (view.shape(f"{node}:0") or (0,))[0] is None]
+    placeholders = [node for node in placeholders if node not in sparse_feeds(view)]  # as long as it has entries
     forward = forward - {node for node in view.nodes_of(("Transpose",)) if _moves_rows(view, node)}
     found = {node: _find_lengths(view, node, forward) for node in placeholders if node in forward}
     lengths = set[int]().union(*found.values())
