@@ -533,6 +533,20 @@ def test_a_weight_of_examples_is_no_divisor_of_their_sum_before_all_axes_are_ope
     assert (found.kind, found.notes) == ("equal", ()), found
 
 
+def test_an_open_length_of_a_table_is_none_of_the_batch() -> None:
+    """As of slices of an adjacency matrix, by which a graph convolution multiplies the rows of all nodes."""
+
+    def build(rows: int | None) -> Any:
+        kept = tf.boolean_mask(v1.get_variable("table", [11, 4]), tf.range(11) < 9)
+        nodes = tf.tanh(tf.split(kept, [4, 5])[0])
+        found = tf.gather(nodes, v1.placeholder(tf.int64, [rows], name="ids"))
+        loss = tf.reduce_mean(found) + tf.nn.l2_loss(found) / (rows or 1)
+        return v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    found = tried(build, {"ids": lambda rng, rows: rng.randint(0, 4, [rows])}, is_open=False, rows=7)
+    assert (found.kind, found.notes) == ("equal", ()), found
+
+
 @pytest.mark.parametrize("case", ["halves", "the larger half"])
 def test_a_half_of_the_batch_as_long_as_a_width_is_no_width(case: str) -> None:
     rows = 12

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
-from parallax.analysis.reading.batches.open_lengths import EXAMPLES_SLOT, LISTS, SHAPE_SLOT, find_open_axis
+from parallax.analysis.reading.batches.find_open_batches import SOURCES
+from parallax.analysis.reading.batches.open_lengths import EXAMPLES_SLOT, LISTS, SHAPE_SLOT, find_open_axis, reach
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
 from parallax.base.types import NameAttrList, NodeDef
@@ -108,6 +109,8 @@ class BatchDegrees:
         self._delivered, self._divided = delivered, divided
         self._find_results, self._arguments = find_results, arguments
         self._degrees: dict[str, float | None] = {}
+        begin = {*(inferred.nodes.keys() - view.nodes.keys()), *inferred.nodes_of(SOURCES)}
+        self._of_batch = reach(inferred, begin, inferred.nodes.keys())
 
     def find_degree(self, tensor: str) -> float | None:
         """The power of the batch length by which a tensor grows; None where that is unknown."""
@@ -172,7 +175,8 @@ class BatchDegrees:
 
     def has_axis(self, tensor: str) -> bool:
         """Whether an axis of a tensor is the batch's."""
-        return find_open_axis(self._view, self._inferred, tensor) is not None
+        is_open = find_open_axis(self._view, self._inferred, tensor) is not None
+        return is_open and node_of(tensor) in self._of_batch
 
     def _is_forward(self, node: str) -> bool:
         return node in self._forward or node not in self._view.nodes

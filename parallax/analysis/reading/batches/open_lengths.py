@@ -300,3 +300,12 @@ def find_mismatch(opened: GraphDef, names: Mapping[str, str], apart: Set[str], l
     except tf.errors.InvalidArgumentError as error:
         return str(error).partition("\n")[0][:_MOST_LETTERS]
     return ""
+
+
+def reach(view: GraphView, begin: Set[str], within: Set[str]) -> set[str]:
+    """Some nodes, and all of others that are computed from them, in the next iterations of loops too."""
+    reached, before = view.reach(begin, within), set[str]()
+    while reached != before:
+        before = reached
+        reached = reached | view.reach({node for node in reached if view.op(node) in NEXT_ITERATIONS}, within)
+    return reached

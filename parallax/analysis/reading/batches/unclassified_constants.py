@@ -11,10 +11,10 @@ from parallax.analysis.reading.batches.axis_groups import find_store
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.find_open_batches import SOURCES
-from parallax.analysis.reading.batches.open_lengths import LISTS, SHAPE_SLOT, find_open_axis, find_shape_slots
+from parallax.analysis.reading.batches.open_lengths import LISTS, SHAPE_SLOT, find_open_axis, find_shape_slots, reach
 from parallax.base.types import Array, NodeDef
 from parallax.graph.ops import ELEMENTWISE
-from parallax.graph.view import NEXT_ITERATIONS, VARIABLES, GraphView, node_of
+from parallax.graph.view import VARIABLES, GraphView, node_of
 
 LENGTH_SLOT = {
     **dict.fromkeys((f"UnsortedSegment{how}" for how in ("Sum", "Max", "Min", "Prod")), 2),
@@ -334,11 +334,7 @@ class UnclassifiedConstants:
 
     def _reach(self, inferred: GraphView, begin: Set[str]) -> set[str]:
         """Some nodes, and all nodes outside autodiff that are computed from them."""
-        reached, before = inferred.reach(begin, self._forward), set[str]()
-        while reached != before:  # from each iteration of a loop to the next one, too
-            before = reached
-            reached = reached | inferred.reach({n for n in reached if inferred.op(n) in NEXT_ITERATIONS}, self._forward)
-        return reached
+        return reach(inferred, begin, self._forward)
 
 
 def find_declared_dims(node: NodeDef) -> Sequence[Any]:
