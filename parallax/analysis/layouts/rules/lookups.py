@@ -5,6 +5,8 @@ from __future__ import annotations
 from parallax.analysis.layouts.rules.facts import REPLICATED, Fact
 from parallax.analysis.layouts.rules.plain import is_plain
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
+from parallax.graph.lengths import Length
+from parallax.graph.ops import PASSES_ON
 from parallax.graph.view import node_of
 from parallax.plans.layouts import Sharded
 
@@ -56,9 +58,12 @@ def find_in_table(step: StepWalk, node: str) -> list[Fact] | None:
 
 def look_up_variable(step: StepWalk, node: str) -> list[Fact] | None:
     """ResourceGather: rows of a replicated variable, by ids."""
-    ids = step.inputs(node)[1]
-    row = (step.fact(f"{node}:0", REPLICATED).dims or ())[ids.rank or 0 :]
-    dims = None if ids.dims is None else (*ids.dims, *row)
+    ids, handle = step.inputs(node)[1], node_of(step.view.inputs(node)[0])
+    while step.view.op(handle) in PASSES_ON:
+        handle = node_of(step.view.inputs(handle)[0])
+    row = [int(dim.size) for dim in step.view.nodes[handle].attr["shape"].shape.dim[1:]]
+    is_known = step.view.op(handle) == "VarHandleOp" and -1 not in row
+    dims = (*ids.dims, *map(Length.of, row)) if ids.dims is not None and is_known else None
     if ids.axis is not None:
         return step.all_outputs(node, ids.layout, dims)
     step.require_layout(node, 1, REPLICATED)

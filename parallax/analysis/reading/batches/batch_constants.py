@@ -47,7 +47,7 @@ from parallax.analysis.reading.batches.unclassified_constants import (
 )
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.base.types import Array, GraphDef, NodeDef
-from parallax.graph.control_flow import branches_of
+from parallax.graph.control_flow import branches_at, branches_of
 from parallax.graph.view import GraphView, node_of
 
 _CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
@@ -106,6 +106,7 @@ class BatchConstants:
             Whether there were any.
         """
         self._numbers.lengths = find_open_lengths(self._view, inferred, self._forward)
+        self.changes.opened = opened
         by_name = {node.name: node for node in opened.node}
         count = len(self.changes.names)
         for node in self._view.nodes:
@@ -320,10 +321,12 @@ class BatchConstants:
             axis = self._numbers.find_axis(np.asarray(fixed_shape(self._view, measured.tensor) or ()))
         later = {n for n in now or () if n and self._numbers.find_factor(n)}  # lengths of axes that open later
         is_settled = value is None or axis is None or measured.what != "shape" or not later or int(value[axis]) in later
-        if axis is not None and is_settled and value is not None and self.changes.is_outside(constant):
+        within = branches_of(self._view).get(constant, ())
+        is_alike = bool(within) and within[-1].is_loop and within == branches_at(self._view, measured.tensor)
+        if axis is not None and is_settled and value is not None and (is_alike or self.changes.is_outside(constant)):
             self.changes.names.add(constant)
             dtype = inferred.dtype(measured.tensor)
-            made = add_measured(opened, measured, dtype, constant, value)
+            made = add_measured(opened, measured, dtype, constant, value, is_alike)
             self._replace(opened, constant, made, axis)
 
     def _open_any(self, opened: GraphDef, maker: NodeDef) -> None:
@@ -348,10 +351,12 @@ class BatchConstants:
                 return
             pattern = find_pattern(value, axes, self._length)
             self.changes.are_classified &= pattern is not None
-            if pattern is None or not self.changes.is_outside(maker.name):
+            is_read = bool(self.changes.find_source(maker.name))
+            batch = self.changes.find_batch(maker.name) if pattern is not None and is_read else ""
+            if pattern is None or not (batch or (not is_read and self.changes.is_outside(maker.name))):
                 return
             self.changes.names.add(maker.name)
-            if not (batch := self.changes.find_source(maker.name)):  # each reader takes it from an input of its own
+            if not batch:  # each reader takes it from an input of its own
                 by_name = {one.name: one for one in opened.node}
                 for edge in self._view.consumers(f"{maker.name}:0"):
                     if edge.node in self._forward:

@@ -5,7 +5,7 @@ The length is that of the first open axis of a tensor, or a scalar.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +15,8 @@ from parallax.analysis.reading.construction.measured_tensors import MeasuredTens
 from parallax.base.types import Array, GraphDef
 from parallax.graph.batches import SUBSTITUTES, mark_substitute
 from parallax.graph.view import node_of, tensor_name
+
+_ENTERS = ("Enter", "RefEnter")
 
 
 def add_constant(opened: GraphDef, name: str, value: Array, instead: str) -> str:
@@ -55,7 +57,9 @@ def add_rows(opened: GraphDef, batch: str, name: str, pattern: Pattern, instead:
     return _move_in(opened, graph.as_graph_def(), batch, name, instead)
 
 
-def add_measured(opened: GraphDef, measured: MeasuredTensor, dtype: int, name: str, value: Array) -> str:
+def add_measured(
+    opened: GraphDef, measured: MeasuredTensor, dtype: int, name: str, value: Array, is_within: bool = False
+) -> str:
     """Computes again a constant that TensorFlow made of a tensor when its shape was known.
 
     Args:
@@ -64,6 +68,7 @@ def add_measured(opened: GraphDef, measured: MeasuredTensor, dtype: int, name: s
         dtype: of that tensor.
         name: of the constant.
         value: of the constant.
+        is_within: whether both are in a TensorFlow 1 loop.
     """
     with tf.Graph().as_default() as graph:
         stand_in = tf.compat.v1.placeholder(tf.as_dtype(dtype), None, name="batch")
@@ -73,7 +78,7 @@ def add_measured(opened: GraphDef, measured: MeasuredTensor, dtype: int, name: s
             tf.shape(stand_in, value.dtype, name="value")
         else:
             tf.fill(tf.shape(stand_in), tf.constant(value.flat[0]), name="value")
-    return _move_in(opened, graph.as_graph_def(), measured.tensor, name, f"{name}:0")
+    return _move_in(opened, graph.as_graph_def(), measured.tensor, name, f"{name}:0", is_within)
 
 
 def add_length(
@@ -86,8 +91,36 @@ def add_length(
     return _move_in(opened, graph.as_graph_def(), batch, name, instead)
 
 
+def add_entry(opened: GraphDef, batch: str, frames: Sequence[str]) -> str:
+    """The batch length in TensorFlow 1 loops, a scalar; returns its tensor.
+
+    Args:
+        opened: the graph, which is modified.
+        batch: the batch tensor of open length.
+        frames: the loops, from the outermost to the innermost.
+    """
+    by_name, name = {node.name: node for node in opened.node}, f"{SUBSTITUTES}{frames[-1]}/{node_of(batch)}"
+    if name in by_name:
+        return f"{name}:0"
+    other = next(
+        node for node in opened.node if node.op in _ENTERS and node.attr["frame_name"].s.decode() == frames[-1]
+    )
+    if len(frames) > 1:
+        entered = add_entry(opened, batch, frames[:-1])
+    else:
+        entered = f"{add_length(opened, batch, f'{name}/outside', tf.int32.as_datatype_enum, batch)}:0"
+    made = opened.node.add(name=name, op="Enter", input=[entered])
+    for key in ("frame_name", "parallel_iterations"):
+        made.attr[key].CopyFrom(other.attr[key])
+    made.attr["T"].type, made.attr["is_constant"].b = tf.int32.as_datatype_enum, True
+    return f"{name}:0"
+
+
 def _length(opened: GraphDef, batch: str, dtype: np.dtype, factor: int) -> tf.Tensor:
     node = next(one for one in opened.node if one.name == node_of(batch))
+    if node.op in _ENTERS:
+        rows = tf.cast(tf.compat.v1.placeholder(tf.int32, [], name="batch"), tf.as_dtype(dtype))
+        return rows if factor == 1 else rows * factor
     shape = [None if dim.size < 0 else int(dim.size) for dim in node.attr["shape"].shape.dim]
     stand_in = tf.compat.v1.placeholder(tf.as_dtype(node.attr["dtype"].type), shape, name="batch")
     if shape:
@@ -97,13 +130,16 @@ def _length(opened: GraphDef, batch: str, dtype: np.dtype, factor: int) -> tf.Te
     return rows if factor == 1 else rows * factor
 
 
-def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str, instead: str) -> str:
+def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str, instead: str, is_within: bool = False) -> str:
     """Adds a small graph's nodes under a name, with its placeholder replaced by a batch; returns its result.
 
-    The result is marked as the substitute of a tensor, which a script may feed.
+    The result is marked as the substitute of a tensor, which a script may feed. In a loop it waits as that does.
     """
     scope = f"{SUBSTITUTES}{name}"
     _remove_previous(opened, scope)
+    by_name = {node.name: node for node in opened.node}
+    is_within = is_within or (bool(batch) and by_name[node_of(batch)].op in _ENTERS)
+    waits = [one for one in by_name[node_of(tensor_name(instead))].input if one.startswith("^")] if is_within else []
     for node in made.node:
         if node.name == "batch":
             continue
@@ -112,6 +148,8 @@ def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str, instead: s
         copy.name = f"{scope}/{node.name}"
         for slot, input_name in enumerate(node.input):
             copy.input[slot] = batch if input_name.split(":")[0] == "batch" else f"{scope}/{input_name}"
+        if not node.input or node.name == "value":
+            copy.input.extend(waits)
         if node.name == "value":
             mark_substitute(copy, instead)
     return f"{scope}/value"

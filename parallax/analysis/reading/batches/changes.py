@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from parallax.analysis.reading.batches.batch_lengths import add_entry
+from parallax.base.types import GraphDef
 from parallax.graph.control_flow import branches_of
 from parallax.graph.view import GraphView
 
@@ -20,6 +22,7 @@ class Changes:
         names: nodes, or `node@slot` for one of their inputs; with ` along [axes]` where these have been resized.
         are_classified: whether all constants combined with the batch could be classified.
         without_batch: the first node with such a constant for which there is no batch.
+        opened: the graph with an open batch, in whose loops the batch length enters.
     """
 
     view: GraphView
@@ -27,6 +30,7 @@ class Changes:
     names: set[str] = field(default_factory=set)
     are_classified: bool = True
     without_batch: str = ""
+    opened: GraphDef | None = None
 
     def is_outside(self, node: str) -> bool:
         """Whether a node is in no loop or branch, where the batch length would not be available."""
@@ -35,10 +39,14 @@ class Changes:
         return not is_within
 
     def find_batch(self, node: str, at: str = "") -> str:
-        """The tensor from which a node may take the batch length, `at` a node outside loops; empty if none."""
-        if not self.is_outside(at or node):
+        """The tensor from which a node may take the batch length, `at` a node of fewer loops; empty if none."""
+        within = branches_of(self.view).get(at or node, ())
+        if not all(one.is_loop for one in within) or (within and self.opened is None):
+            self.are_classified = False
             return ""
         batch = self.find_source(node)
         if not batch:
             self.are_classified, self.without_batch = False, self.without_batch or node
+        if batch and within and self.opened is not None:
+            return add_entry(self.opened, batch, [one.predicate for one in within])
         return batch

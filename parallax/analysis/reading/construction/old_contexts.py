@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from parallax.base.types import Graph, GraphDef, NodeDef, Operation
-from parallax.graph.view import node_of
+from parallax.graph.view import node_of, tensor_name
 
 _KEYS = (tf.compat.v1.GraphKeys.WHILE_CONTEXT, tf.compat.v1.GraphKeys.COND_CONTEXT)
 _LEAVES = ("Exit", "RefExit")
@@ -69,6 +69,11 @@ def import_with_contexts(graph_def: GraphDef, contexts: Contexts) -> Graph:
 def _add_nodes(context: Any, added: Sequence[NodeDef]) -> None:
     values = context.values_def
     within = {node_of(name) for name in {*values.values} - values.external_values.keys()}
+    for node in added:
+        if node.op == "Enter" and node.attr["frame_name"].s.decode() == context.context_name:
+            values.values.append(f"{node.name}:0")
+            values.external_values[tensor_name(node.input[0])] = f"{node.name}:0"
+            within.add(node.name)
     for _ in added:
         readers = [
             n for n in added if n.name not in within and any(node_of(input_name) in within for input_name in n.input)
