@@ -188,6 +188,24 @@ def test_a_divisor_in_a_turn_keeps_the_batch_closed(is_old: bool) -> None:
     assert "which cannot be changed" in capture(Built.of(source_of(repeated("s @ w / n"), is_old)).graph).means
 
 
+def test_a_loop_may_read_an_array_until_a_flag_of_its_own_is_set() -> None:
+    """As `raw_rnn`, which ends when all sequences have."""
+
+    def build(rows: int | None) -> Any:
+        x, w = v1.placeholder(tf.float32, [rows, 5, 3], name="x"), v1.get_variable("w", [3, 3])
+        array = tf.TensorArray(tf.float32, 5).unstack(tf.transpose(x, [1, 0, 2]))
+
+        def turn(t: Any, state: Any, done: Any) -> Any:
+            return t + 1, tf.tanh(state @ w + array.read(t)), tf.logical_or(done, t > 2)
+
+        first = [0, tf.zeros_like(x[:, 0]), tf.zeros_like(x[:, 0, 0], tf.bool)]
+        state = tf.while_loop(lambda t, state, done: tf.logical_not(tf.reduce_all(done)), turn, first)[1]
+        return v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(state - 1.0)))
+
+    found = tried(build, {"x": lambda rng, rows: rng.randn(rows, 5, 3)}, control_flow_v2=False)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 def test_rows_of_tables_have_a_width_in_loops_whose_variables_have_no_shape(is_open: bool) -> None:
     """A decoder that reads its own words: no shape of a loop variable is known once the batch is open."""

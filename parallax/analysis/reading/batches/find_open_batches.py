@@ -121,11 +121,14 @@ def _find_limits(view: GraphView, node: str) -> list[str]:
     """The tensors that are compared to decide whether a node's loop runs another iteration."""
     loops = [one.predicate for one in branches_of(view)[node] if one.is_loop]
     waiting = [loop_conditions(view)[loop] for loop in loops[-1:] if loop in loop_conditions(view)]
-    limits = list[str]()
-    while waiting:
-        inputs = view.inputs(node_of(waiting.pop()))
-        waiting += [one for one in inputs if view.dtype(one) == _BOOL]
-        limits += [one for one in inputs if view.dtype(one) != _BOOL]
+    limits, seen = list[str](), set[str]()
+    while waiting:  # a flag of an iteration may follow from the one before
+        tensor = waiting.pop()
+        if tensor not in seen:
+            seen.add(tensor)
+            inputs = view.inputs(node_of(tensor))
+            waiting += [one for one in inputs if view.dtype(one) == _BOOL]
+            limits += [one for one in inputs if view.dtype(one) != _BOOL]
     return limits
 
 
