@@ -27,7 +27,7 @@ from parallax.graph.tensor_stores import store_of
 from parallax.graph.view import NEXT_ITERATIONS, VARIABLES, GraphView, tensor_name
 
 Axis = tuple[str, int]
-"""(a tensor, or the stack, array or list that holds it; the number of the axis)."""
+"""(a tensor, or the array or list that holds it; the number of the axis)."""
 Place = tuple[int, int]
 """(number among a node's inputs and results, axis)."""
 Known = dict[tuple[bytes, ...], list[tuple[Place, Place]]]
@@ -121,6 +121,7 @@ class AxisGroups:
 
     def _root(self, axis: Axis) -> Axis:
         while (above := self._above.get(axis)) is not None:
+            self._above[axis] = self._above.get(above, above)  # so that ways become short
             axis = above
         return axis
 
