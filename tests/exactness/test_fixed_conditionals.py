@@ -86,3 +86,39 @@ def test_rows_that_a_branch_looks_up_leave_the_batch_fixed() -> None:
 
     outcome = tried(build, {name: FEEDS[name] for name in ("ids", "training")}, is_open=False, dtype="float64", rows=7)
     assert outcome.kind in ("told", "equal") and "looks up rows of 'table'" in "".join(outcome.notes), outcome
+
+
+IN_BRANCHES = {
+    "zeros": lambda x, w, n: x @ w + tf.zeros([n, 4]),
+    "zeros alone": lambda x, w, n: tf.ones([n, 4]),
+    "a tile": lambda x, w, n: x * tf.tile(w[:1], [n, 1]),
+    "a reshape": lambda x, w, n: tf.reshape(tf.reshape(x @ w, [n, 2, 2]), [n, 4]),
+    "numbers": lambda x, w, n: tf.gather(x, tf.range(n)) @ w,
+    "a sum of examples": lambda x, w, n: (
+        x @ w + tf.reduce_sum(x) / (n if isinstance(n, int) else tf.cast(n, tf.float32))
+    ),
+    "a loop": lambda x, w, n: tf.while_loop(
+        lambda t, _: t < 2, lambda t, s: (t + 1, tf.tanh(s @ w) + tf.ones([n, 4])), [0, x]
+    )[1],
+}
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("is_taken", [True, False])
+@pytest.mark.parametrize("what", IN_BRANCHES)
+def test_a_branch_of_the_old_style_makes_tensors_of_the_batch(what: str, is_taken: bool) -> None:
+    """As dropout does in a branch that training takes."""
+
+    def build(rows: int | None) -> Any:
+        x, y = v1.placeholder(tf.float32, [rows, 4], name="x"), v1.placeholder(tf.float32, [rows], name="y")
+        w, n = v1.get_variable("w", [4, 4]), rows or tf.shape(x)[0]
+        is_training = v1.placeholder_with_default(is_taken, [], name="is_training")
+        h = tf.cond(is_training, lambda: IN_BRANCHES[what](x, w, n), lambda: x @ w * 0.5)
+        h = tf.tanh(h) + tf.tanh(x @ w)
+        mean = tf.reduce_mean(tf.square(tf.reduce_sum(h, 1) - y))
+        return v1.train.GradientDescentOptimizer(0.1).minimize(mean + tf.sqrt(mean + 1.0))
+
+    feeds = {"x": lambda rng, rows: rng.randn(rows, 4), "y": lambda rng, rows: rng.randn(rows)}
+    for is_open in (False, True):
+        found = tried(build, feeds, is_open=is_open, control_flow_v2=False, rows=6)
+        assert (found.kind, found.message, found.notes) == ("equal", "", ())

@@ -320,14 +320,16 @@ class BatchConstants:
         if now is None:
             axis = self._numbers.find_axis(np.asarray(fixed_shape(self._view, measured.tensor) or ()))
         later = {n for n in now or () if n and self._numbers.find_factor(n)}  # lengths of axes that open later
-        is_settled = value is None or axis is None or measured.what != "shape" or not later or int(value[axis]) in later
-        within = branches_of(self._view).get(constant, ())
-        is_alike = bool(within) and within[-1].is_loop and within == branches_at(self._view, measured.tensor)
-        if axis is not None and is_settled and value is not None and (is_alike or self.changes.is_outside(constant)):
-            self.changes.names.add(constant)
-            dtype = inferred.dtype(measured.tensor)
-            made = add_measured(opened, measured, dtype, constant, value, is_alike)
-            self._replace(opened, constant, made, axis)
+        if value is None or axis is None or (measured.what == "shape" and later and int(value[axis]) not in later):
+            return
+        within, is_source = branches_of(self._view).get(constant, ()), node_of(measured.tensor) not in self._view.nodes
+        outer = () if is_source else branches_at(self._view, measured.tensor)
+        if within[: len(outer)] != outer or any(one.is_loop for one in within[len(outer) :]):
+            self.changes.are_classified = False
+            return
+        self.changes.names.add(constant)
+        dtype = inferred.dtype(measured.tensor)
+        self._replace(opened, constant, add_measured(opened, measured, dtype, constant, value, bool(within)), axis)
 
     def _open_any(self, opened: GraphDef, maker: NodeDef) -> None:
         """Opens the producer of a tensor that must depend on the batch: no variable has an axis of its length."""
@@ -372,7 +374,7 @@ class BatchConstants:
         axis = self._numbers.find_axis(np.reshape(value, [-1])) if value.ndim < 2 else None
         if any(self._view.op(edge.node) == "Reshape" and edge.slot for edge in self._view.consumers(f"{maker.name}:0")):
             return  # by its name it may be that op's own, which has a rule
-        batch = self.changes.find_source(maker.name) if not branches_of(self._view).get(maker.name) else ""
+        batch = self.changes.find_batch(maker.name) if self.changes.find_source(maker.name) else ""
         if axis is None or not batch:
             return
         self.changes.names.add(maker.name)

@@ -40,13 +40,13 @@ class Changes:
 
     def find_batch(self, node: str, at: str = "") -> str:
         """The tensor from which a node may take the batch length, `at` a node of fewer loops; empty if none."""
-        within = branches_of(self.view).get(at or node, ())
-        if not all(one.is_loop for one in within) or (within and self.opened is None):
+        frames = [one.predicate for one in branches_of(self.view).get(at or node, ()) if one.is_loop]
+        if frames and self.opened is None:
             self.are_classified = False
             return ""
         batch = self.find_source(node)
         if not batch:
             self.are_classified, self.without_batch = False, self.without_batch or node
-        if batch and within and self.opened is not None:
-            return add_entry(self.opened, batch, [one.predicate for one in within])
+        if batch and frames and self.opened is not None:
+            return add_entry(self.opened, batch, frames)
         return batch
