@@ -399,9 +399,9 @@ def test_gradients_of_examples_times_the_batch_size_leave_the_batch_fixed() -> N
     assert (outcome.kind, len(outcome.notes)) == ("equal", 1), outcome  # `seen` is local then
 
 
-def test_a_counter_in_a_conditional_of_the_old_kind_leaves_the_batch_fixed() -> None:
+def test_a_counter_in_a_conditional_of_the_old_kind_counts_the_global_batch() -> None:
     outcome = tried(build_with(counted_at_times), FEEDS, is_open=False, dtype="float64", rows=14, control_flow_v2=False)
-    assert outcome.kind == "told" and outcome.notes, outcome
+    assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
 
 
 def test_a_queue_cut_by_the_batch_size_is_refused() -> None:

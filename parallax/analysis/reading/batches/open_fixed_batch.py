@@ -149,9 +149,8 @@ def open_fixed_batch(
             if not is_changed and not constants.open_divisors(seen, opened):
                 left = constants.find_unclassified(seen) or unknown or updates.open_shapes(seen, opened, length)
                 is_classified = constants.changes.are_classified and bodies.are_classified and not left
-                is_classified = is_classified and not UnclassifiedConstants(
-                    view, forward, numbers, set()
-                ).are_of_gradients(delivered)
+                unclassified = UnclassifiedConstants(view, forward, numbers, set())
+                is_classified = is_classified and not unclassified.are_of_gradients(delivered)
                 divisors.open_divisors(seen, opened, inputs.find, outside & forward)
                 is_classified = is_classified and divisors.are_classified
                 if graph is None or opened.SerializeToString(deterministic=True) != before:
@@ -286,12 +285,14 @@ def _find_part_of_losses(
 
 
 def _without(opened: GraphDef, outside: Set[str]) -> GraphDef:
-    """A copy of a graph without some nodes, on which none of the others depends."""
+    """A copy of a graph without some nodes, on which none of the others depends but lengths in branches."""
     part = type(opened)(versions=opened.versions, library=opened.library)
     for node in opened.node:
         if node.name not in outside:
             part.node.add().CopyFrom(node)
             part.node[-1].attr.pop("_class", None)  # the colocation may name a missing node
+            if waits := {one for one in node.input if one.startswith("^") and one[1:] in outside}:
+                part.node[-1].input[:] = [one for one in node.input if one not in waits]  # of an update's branch
     return part
 
 
