@@ -65,6 +65,10 @@ def _attend(n: Any, e: Any, w: Any) -> Any:
     return tf.squeeze(weights[:, None] @ outputs, 1)
 
 
+def _turn(state: Any, e: Any, w: Any) -> Any:
+    return tf.tanh(e[:, 0] + tf.matmul(state, w, transpose_b=True) @ w)
+
+
 FEATURES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "a state": lambda n, e, w: v1.nn.dynamic_rnn(_Cell(w), e, initial_state=tf.zeros([n, ROWS]))[1],
     "outputs": lambda n, e, w: tf.reduce_mean(v1.nn.dynamic_rnn(_Cell(w), e, dtype=F)[0], 1),
@@ -78,6 +82,10 @@ FEATURES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "a scan": lambda n, e, w: tf.scan(
         lambda s, x: tf.tanh(s @ w[:ROWS] + x), tf.transpose(e, [1, 0, 2]), initializer=tf.zeros([n, ROWS])
     )[-1],
+    "a state that may be fed": lambda n, e, w: _turn(
+        v1.placeholder_with_default(tf.zeros([n, ROWS]), [e.shape[0], ROWS], name="state"), e, w
+    ),
+    "a declared shape": lambda n, e, w: _turn(tf.ensure_shape(tf.ones([n, ROWS]), [e.shape[0], ROWS]), e, w),
     "a branch": lambda n, e, w: tf.cond(
         tf.reduce_sum(w) > 0.0, lambda: e[:, 0] @ w[ROWS:], lambda: tf.tanh(e[:, 1] @ w[:ROWS])
     ),

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from parallax.analysis.reading.batches.batch_degrees import CONDITIONALS, functions_of
+from parallax.analysis.reading.batches.find_open_batches import DEFAULTS
 from parallax.analysis.reading.batches.open_lengths import Shape, find_shape_slots, find_vector
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
 from parallax.analysis.reading.lowering.infer_shapes import infer_shapes
@@ -36,7 +37,8 @@ _VARIANT, _RESOURCE = 21, 20  # types.proto
 _MOST_AXES = 8
 _NODE = "node"
 _READS = ("ReadVariableOp",)
-_PASSES = (*MERGES, *SWITCHES, *NEXT_ITERATIONS, *LOOPS, "Enter", "RefEnter", "Exit", "RefExit", "Identity")
+_COPIES = ("Enter", "RefEnter", "Exit", "RefExit", "Identity", "EnsureShape", *DEFAULTS)
+_PASSES = (*MERGES, *SWITCHES, *NEXT_ITERATIONS, *LOOPS, *_COPIES)
 _STORES = {
     "TensorArrayWriteV3": (2, 0),
     "TensorArrayScatterV3": (2, 1),
