@@ -15,9 +15,9 @@ from operator import mul
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from parallax.analysis.reading.batches.batch_degrees import CONDITIONALS, functions_of
 from parallax.analysis.reading.batches.find_open_batches import DEFAULTS
 from parallax.analysis.reading.batches.open_lengths import Shape, find_shape_slots, find_vector
+from parallax.analysis.reading.lowering.function_bodies import CONDITIONALS, list_branches
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
 from parallax.analysis.reading.lowering.infer_shapes import infer_shapes
 from parallax.analysis.reading.lowering.inline import find_handles, graph_of_function
@@ -101,7 +101,7 @@ class AxisGroups:
         """Adds the functions that a loop or a conditional runs, whose arguments and results are those of the node."""
         is_loop = view.op(node) in LOOPS
         attributes = view.nodes[node].attr
-        functions = [attributes[name].func for name in ("body", "cond")] if is_loop else functions_of(view.nodes[node])
+        functions = [attributes[name].func for name in ("body", "cond")] if is_loop else list_branches(view.nodes[node])
         inputs, library = view.inputs(node)[0 if is_loop else 1 :], view.graph_def.library
         by_name = {one.signature.name: one for one in library.function}
         for name in (one.name for one in functions):
@@ -123,7 +123,7 @@ class AxisGroups:
 
     def _root(self, axis: Axis) -> Axis:
         while (above := self._above.get(axis)) is not None:
-            self._above[axis] = self._above.get(above, above)  # so that ways become short
+            self._above[axis] = self._above.get(above, above)  # path halving
             axis = above
         return axis
 
@@ -133,7 +133,7 @@ def _in_function(prefix: str, axis: Axis) -> Axis:
 
 
 class _AxisPairs:
-    """The pairs of equal axes of one graph's nodes.
+    """The pairs of axes of one graph's nodes that grow together.
 
     Args:
         view: the graph.
@@ -166,7 +166,7 @@ class _AxisPairs:
             if op in _CHANGES_LIST:
                 yield from (((inputs[0], axis), (outputs[0], axis)) for axis in range(_MOST_AXES))
         elif op == "Reshape":
-            yield from self._match_reshaped(inputs[0], outputs[0])
+            yield from self._match_axes_of_reshape(inputs[0], outputs[0])
         elif inputs and outputs and not takes_functions(op) and any(map(self._find_axes, (*inputs, *outputs))):
             tensors = [store_of(view, t) if view.dtype(t) == _RESOURCE else t for t in (*inputs, *outputs)]
             for place, equal in self._try_lengths(node):
@@ -183,7 +183,7 @@ class _AxisPairs:
         elif before is not None and after is not None and len(before) == len(after):
             yield from ((axis, (other, axis[1])) for axis in self._find_axes(one))
 
-    def _match_reshaped(self, one: str, other: str) -> Iterator[tuple[Axis, Axis]]:
+    def _match_axes_of_reshape(self, one: str, other: str) -> Iterator[tuple[Axis, Axis]]:
         """The equally long axes of a reshape before which equally many elements lie."""
         before, after = self._view.shape(one) or (), self._view.shape(other) or ()
         if None not in (*before, *after):
@@ -213,11 +213,12 @@ def find_store(view: GraphView, node: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A node on its own, with inputs of any lengths.
+    """A node whose inputs are placeholders, of which shape inference is asked for other lengths.
 
     Attributes:
-        key: of nodes with the same pairs.
-        graph_def: the node, and placeholders or constants that it reads; None where it cannot be on its own.
+        key: equal for nodes with the same pairs.
+        graph_def: the node, and placeholders, constants or variables as its inputs; None where an input is another
+            resource.
         shapes: of its inputs that are placeholders, by input number; of the others empty.
     """
 

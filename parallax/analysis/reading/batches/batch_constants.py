@@ -2,8 +2,8 @@
 
 A tensor whose rows follow from their numbers (zeros, a fill, a range, an identity matrix) lies along the batch if an op
 combines it with a tensor whose batch axis is open, axis by axis. Where no variable has an axis of the batch's length,
-any combination counts. The same holds for a multiple of that length that exactly one open axis had. An element in the
-shape of a Reshape is the batch's if equally many elements lie before it. For divisors see batch_divisors.py.
+any combination counts; where one has, axis_groups.py tells. A multiple of that length counts if exactly one open axis
+had it. An element in the shape of a Reshape is the batch's if equally many elements lie before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from parallax.analysis.reading.batches.axis_groups import find_store
 from parallax.analysis.reading.batches.axis_numbers import AxisNumbers
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
-from parallax.analysis.reading.batches.batch_lengths import add_constant, add_length, add_measured, add_rows, add_shape
+from parallax.analysis.reading.batches.batch_lengths import add_constant, add_length, add_rows, add_shape, measure_again
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.changes import Changes
 from parallax.analysis.reading.batches.computed_shapes import ComputedShapes
@@ -329,7 +329,7 @@ class BatchConstants:
             return
         self.changes.names.add(constant)
         dtype = inferred.dtype(measured.tensor)
-        self._replace(opened, constant, add_measured(opened, measured, dtype, constant, value, bool(within)), axis)
+        self._replace(opened, constant, measure_again(opened, measured, dtype, constant, value, bool(within)), axis)
 
     def _open_any(self, opened: GraphDef, maker: NodeDef) -> None:
         """Opens the producer of a tensor that must depend on the batch: no variable has an axis of its length."""

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from parallax.analysis.reading.batches.find_open_batches import SOURCES
 from parallax.analysis.reading.batches.open_lengths import EXAMPLES_SLOT, LISTS, SHAPE_SLOT, find_open_axis, reach
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord
+from parallax.analysis.reading.lowering.function_bodies import CONDITIONALS, list_branches
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
-from parallax.base.types import NameAttrList, NodeDef
+from parallax.base.types import NodeDef
 from parallax.graph.control_flow import SWITCHES
 from parallax.graph.view import NEXT_ITERATIONS, GraphView, node_of
 
@@ -31,7 +32,6 @@ PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul",
 QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
 POWERS = {"Inv": -1.0, "L2Loss": 2.0, "Reciprocal": -1.0, "Rsqrt": -0.5, "Sqrt": 0.5, "Square": 2.0}
 _STATISTICS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
-CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 _OF_LISTS = """
     TensorArrayConcatV3 TensorArrayGatherV3 TensorArrayReadV3 TensorArrayWriteV3 TensorListConcatV2 TensorListGather
     TensorListGetItem TensorListPopBack TensorListPushBack TensorListSetItem TensorListStack
@@ -43,13 +43,6 @@ _MOST_PASSES = 20
 Degrees = Sequence[float | None]
 FindResults = Callable[[str, Degrees], Degrees]
 """(name of a function, degrees of its arguments) -> degrees of its results; none where the function is unknown."""
-
-
-def functions_of(node: NodeDef) -> list[NameAttrList]:
-    """The functions of a conditional's branches."""
-    if "branches" in node.attr:
-        return list(node.attr["branches"].list.func)
-    return [node.attr[name].func for name in ("then_branch", "else_branch")]
 
 
 class DeliveredGradient(NamedTuple):
@@ -190,7 +183,7 @@ class BatchDegrees:
         if op in LOOPS and self._is_forward(node):
             return self._find_degrees_of_loop(self._inferred.nodes[node], degrees)
         if op in CONDITIONALS and self._is_forward(node):
-            branches = functions_of(self._inferred.nodes[node])
+            branches = list_branches(self._inferred.nodes[node])
             results = [self._find_results(one.name, degrees[1:]) or [None] * len(outputs) for one in branches]
             return list(map(_find_most, zip(*results, strict=True)))
         return [self._find_degree_of(node)] * len(outputs)

@@ -58,7 +58,7 @@ def add_rows(opened: GraphDef, batch: str, name: str, pattern: Pattern, instead:
     return _move_in(opened, graph.as_graph_def(), batch, name, instead)
 
 
-def add_measured(
+def measure_again(
     opened: GraphDef, measured: MeasuredTensor, dtype: int, name: str, value: Array, is_within: bool = False
 ) -> str:
     """Computes again a constant that TensorFlow made of a tensor when its shape was known.

@@ -14,10 +14,11 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.reading.batches.batch_constants import BatchConstants
-from parallax.analysis.reading.batches.batch_degrees import CONDITIONALS, Degrees, functions_of
+from parallax.analysis.reading.batches.batch_degrees import Degrees
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.open_lengths import LISTS
+from parallax.analysis.reading.lowering.function_bodies import CONDITIONALS, list_branches
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
 from parallax.analysis.reading.lowering.infer_shapes import drop_shapes, infer_shapes_again
 from parallax.analysis.reading.lowering.inline import find_handles, graph_of_function
@@ -118,7 +119,7 @@ class OpenBodies:
         argument_shapes = [inferred.shape(tensor) for tensor in inferred.inputs(node.name)[1:]]
         declared = [_dims(shape) for shape in node.attr["output_shapes"].list.shape]
         handles = find_handles(inferred, inferred.inputs(node.name)[1:])
-        names = [one.name for one in functions_of(node)]
+        names = [one.name for one in list_branches(node)]
         branches = [self._open_function(opened, name, argument_shapes, handles) for name in names]
         self.are_classified &= all(branch.is_classified for branch in branches)
         results = list(zip(*(branch.results for branch in branches), strict=True))

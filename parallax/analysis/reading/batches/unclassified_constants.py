@@ -113,7 +113,7 @@ class UnclassifiedConstants:
     def _is_unclassified(self, inferred: GraphView, node: str, degrees: BatchDegrees) -> bool:
         for axis, dim in enumerate(find_declared_dims(inferred.nodes[node])):
             is_multiple = dim.size > 0 and self._numbers.is_multiple(float(dim.size))
-            if is_multiple and self._numbers.is_batch(self._find_declared(node), axis) is not False:
+            if is_multiple and self._numbers.is_batch(self._find_tensor_of_declaration(node), axis) is not False:
                 return True
         if self._has_place(inferred, node) or self._is_written_whole(inferred, node):
             return True
@@ -127,7 +127,7 @@ class UnclassifiedConstants:
             is_shape = find_shape_slots(inferred.op(node))[slot : slot + 1] == (True,)
             is_array = not is_shape and not has_only_widths(self._view, node, slot)
             is_array = is_array and not self._lies_along_widths(inferred, node, slot)
-            shaped = "" if is_array else self._find_shaped(node, slot)
+            shaped = "" if is_array else self._find_tensor_of_shape(node, slot)
             if self._numbers.may_be_of_batch(tensor, value) if is_array else self._numbers.lists_length(value, shaped):
                 return True
             if value is not None and value.ndim == 0 and value.dtype.kind == "f":
@@ -139,7 +139,7 @@ class UnclassifiedConstants:
                 return True
         return False
 
-    def _find_shaped(self, node: str, slot: int) -> str:
+    def _find_tensor_of_shape(self, node: str, slot: int) -> str:
         """The tensor, or the list, of whose axes an input of a node has lengths; empty where that is unknown."""
         op = self._view.op(node)
         if LISTS.get(op) == slot:
@@ -148,7 +148,7 @@ class UnclassifiedConstants:
         is_shape = (op, slot) == ("Reshape", 1) or (SHAPE_SLOT.get(op) == slot and op != "Tile")
         return f"{node}:0" if is_shape or (is_cut and slot in CUTS[op]) else ""
 
-    def _find_declared(self, node: str) -> str:
+    def _find_tensor_of_declaration(self, node: str) -> str:
         """The tensor, or the array, of which a node declares the shape; empty where that is unknown."""
         op = self._view.op(node)
         return f"{node}:0" if op == "EnsureShape" else find_store(self._view, node) if op in ARRAYS else ""

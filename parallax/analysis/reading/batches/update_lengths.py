@@ -12,7 +12,7 @@ from collections.abc import Mapping, Set
 
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
-from parallax.analysis.reading.batches.batch_lengths import add_length, add_measured, add_shape
+from parallax.analysis.reading.batches.batch_lengths import add_length, add_shape, measure_again
 from parallax.analysis.reading.batches.length_sources import LengthSources
 from parallax.analysis.reading.batches.open_lengths import find_open_axis
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
@@ -142,7 +142,7 @@ class UpdateLengths:
             return ""
         of_other_runs = constant not in self._inputs.of_batches
         if of_other_runs or self._inputs.are_read(self._measured[constant].tensor, constant):
-            return add_measured(opened, now, inferred.dtype(now.tensor), constant, value)
+            return measure_again(opened, now, inferred.dtype(now.tensor), constant, value)
         batch, tensor = self._inputs.find(constant), f"{constant}:0"
         entry = int(value[axis] if now.what == "shape" else value) if now.what else 0
         if not batch or not entry or entry % length:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parallax.base.types import FunctionDef, FunctionLibrary, NodeDef
+from parallax.base.types import FunctionDef, FunctionLibrary, NameAttrList, NodeDef
 from parallax.graph.ops import state_op, takes_functions
 from parallax.graph.view import GraphView
+
+CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 class Functions:
@@ -77,7 +79,7 @@ class Functions:
 
     def written_slots(self, node: NodeDef) -> frozenset[int]:
         """The inputs of a node that are variables written by the functions that it calls."""
-        first = 1 if node.op in ("If", "StatelessIf", "Case", "StatelessCase") else 0
+        first = 1 if node.op in CONDITIONALS else 0
         return frozenset(first + number for name in self.of_node(node) for number in self.find_written(name))
 
 
@@ -89,3 +91,10 @@ def _is_variable_op(node: NodeDef) -> bool:
 def functions_of(view: GraphView, differs: Callable[[str], bool]) -> Functions:
     """The functions of a graph."""
     return Functions(view.graph_def.library, differs)
+
+
+def list_branches(node: NodeDef) -> list[NameAttrList]:
+    """The functions of a conditional's branches."""
+    if "branches" in node.attr:
+        return list(node.attr["branches"].list.func)
+    return [node.attr[name].func for name in ("then_branch", "else_branch")]

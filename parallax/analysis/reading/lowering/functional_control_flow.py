@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from parallax.analysis.reading.lowering.function_bodies import Functions
+from parallax.analysis.reading.lowering.function_bodies import CONDITIONALS, Functions
 from parallax.base.types import FunctionDef, GraphDef, NameAttrList, NodeDef
 from parallax.graph.control_flow import Branches, branches_of, mark_compared
 from parallax.graph.view import GraphView, node_of, split_tensor
 
 _CASES = ("Case", "StatelessCase")
 _SIDED = ("If", "StatelessIf")
-_CONDITIONALS = (*_SIDED, *_CASES)
 _COMPARES: Mapping[str, Callable[[Any, Any], Any]] = {
     "Equal": operator.eq,
     "NotEqual": operator.ne,
@@ -100,7 +99,7 @@ def _find_loops(graph_def: GraphDef) -> dict[str, list[int]]:
 
 
 def _is_conditional(node: NodeDef) -> bool:
-    return node.op in _CONDITIONALS and not (node.op in _CASES and len(node.attr["branches"].list.func) < 2)
+    return node.op in CONDITIONALS and not (node.op in _CASES and len(node.attr["branches"].list.func) < 2)
 
 
 def conditional_of(node: str) -> str:
