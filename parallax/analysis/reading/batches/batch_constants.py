@@ -328,8 +328,8 @@ class BatchConstants:
             self.changes.are_classified = False
             return
         self.changes.names.add(constant)
-        dtype = inferred.dtype(measured.tensor)
-        self._replace(opened, constant, measure_again(opened, measured, dtype, constant, value, bool(within)), axis)
+        dtype, is_in_loop = inferred.dtype(measured.tensor), any(one.is_loop for one in within)
+        self._replace(opened, constant, measure_again(opened, measured, dtype, constant, value, is_in_loop), axis)
 
     def _open_any(self, opened: GraphDef, maker: NodeDef) -> None:
         """Opens the producer of a tensor that must depend on the batch: no variable has an axis of its length."""

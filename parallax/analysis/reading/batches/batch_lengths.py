@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from parallax.analysis.reading.batches.constant_patterns import Pattern
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
-from parallax.base.types import Array, GraphDef, NodeDef
+from parallax.base.types import Array, GraphDef
 from parallax.graph.batches import SUBSTITUTES, mark_substitute
-from parallax.graph.control_flow import SWITCHES
 from parallax.graph.view import node_of, tensor_name
 
 _ENTERS = ("Enter", "RefEnter")
@@ -134,15 +133,14 @@ def _length(opened: GraphDef, batch: str, dtype: np.dtype, factor: int) -> tf.Te
 def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str, instead: str, is_within: bool = False) -> str:
     """Adds a small graph's nodes under a name, with its placeholder replaced by a batch; returns its result.
 
-    The result is marked as the substitute of a tensor, which a script may feed. In a loop or a branch it waits as that
-    does.
+    The result is marked as the substitute of a tensor, which a script may feed. In a loop it waits as that does; in a
+    branch control_inputs.py has it wait.
     """
     scope = f"{SUBSTITUTES}{name}"
     _remove_previous(opened, scope)
     by_name = {node.name: node for node in opened.node}
-    waits = [one for one in by_name[node_of(tensor_name(instead))].input if one.startswith("^")]
-    if not is_within and not (batch and by_name[node_of(batch)].op in _ENTERS):
-        waits = [one for one in waits if _is_of_branch(by_name, one[1:])]
+    is_within = is_within or (bool(batch) and by_name[node_of(batch)].op in _ENTERS)
+    waits = [one for one in by_name[node_of(tensor_name(instead))].input if one.startswith("^")] if is_within else []
     for node in made.node:
         if node.name == "batch":
             continue
@@ -156,13 +154,6 @@ def _move_in(opened: GraphDef, made: GraphDef, batch: str, name: str, instead: s
         if node.name == "value":
             mark_substitute(copy, instead)
     return f"{scope}/value"
-
-
-def _is_of_branch(by_name: Mapping[str, NodeDef], node: str) -> bool:
-    """Whether a node runs if a TensorFlow 1 conditional takes one of its branches."""
-    while by_name[node].op == "Identity":
-        node = node_of(tensor_name(by_name[node].input[0]))
-    return by_name[node].op in SWITCHES
 
 
 def _remove_previous(opened: GraphDef, scope: str) -> None:

@@ -285,14 +285,12 @@ def _find_part_of_losses(
 
 
 def _without(opened: GraphDef, outside: Set[str]) -> GraphDef:
-    """A copy of a graph without some nodes, on which none of the others depends but lengths in branches."""
+    """A copy of a graph without some nodes, on which none of the others depends."""
     part = type(opened)(versions=opened.versions, library=opened.library)
     for node in opened.node:
         if node.name not in outside:
             part.node.add().CopyFrom(node)
             part.node[-1].attr.pop("_class", None)  # the colocation may name a missing node
-            if waits := {one for one in node.input if one.startswith("^") and one[1:] in outside}:
-                part.node[-1].input[:] = [one for one in node.input if one not in waits]  # of an update's branch
     return part
 
 
