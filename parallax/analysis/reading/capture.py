@@ -17,9 +17,12 @@ import tensorflow as tf
 
 from parallax.analysis.reading.batch_norm import with_plain_normalizations
 from parallax.analysis.reading.batches.find_open_batches import mark_open_batches
-from parallax.analysis.reading.batches.fixed_lengths import state_fixed_lengths
 from parallax.analysis.reading.batches.open_fixed_batch import OpenedGraph, open_fixed_batch
-from parallax.analysis.reading.batches.unstated_shapes import list_unstated_placeholders, state_shapes
+from parallax.analysis.reading.batches.unstated_shapes import (
+    list_unstated_placeholders,
+    state_fixed_lengths,
+    state_shapes,
+)
 from parallax.analysis.reading.construction.custom_gradients import find_defined_gradient
 from parallax.analysis.reading.construction.digests import fingerprint
 from parallax.analysis.reading.construction.launcher_graph import export_graph
@@ -210,8 +213,7 @@ def capture(
     gradients: Mapping[str, str] = {}
     replaced = frozenset[str]()
     if synchronous and by_layouts is not False and is_of_script(view):
-        initial = view.ancestors(v.initializer for v in variables.values() if v.initializer)
-        before = view
+        before, initial = view, view.ancestors(v.initializer for v in variables.values() if v.initializer)
         if states_lengths:
             view = state_fixed_lengths(view, view.ancestors(losses_of(records)) - initial)
         by_layouts = _mark_batches(view, initial, records)

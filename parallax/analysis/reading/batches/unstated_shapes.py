@@ -4,6 +4,9 @@ TensorFlow 1 lets a script feed such a placeholder a scalar, as a dropout's rate
 each example, as a mask. Ops that combine it elementwise with examples do not depend on which: a worker has its part of
 the result. A sum of the placeholder alone does: no script sums a scalar. Where ops need its axes, as those of labels,
 it has the first rank with which TensorFlow accepts the graph, and elementwise ops combine tensors of equal rank.
+
+A script may also leave a placeholder's first dimension open, and begin a recurrence with zeros for 128 examples: its
+graph has a fixed batch of 128 all the same, which is stated.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from math import prod
 
 import tensorflow as tf
 
-from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCES
+from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCES, leads_on
 from parallax.analysis.reading.lowering.infer_shapes import with_stated_shapes
-from parallax.graph.batches import mark_stated_rank
+from parallax.graph.batches import mark_stated_length, mark_stated_rank, sparse_feeds
 from parallax.graph.ops import ELEMENTWISE, is_optimizer_update, takes_functions
 from parallax.graph.view import GraphView, node_of
 
@@ -32,6 +35,9 @@ _SUMMARIES = ("ScalarSummary", "HistogramSummary", "WriteScalarSummary")
 _RULED = ("SparseSoftmaxCrossEntropyWithLogits", "ConcatV2", "MatMul", "BatchMatMulV2")
 _COMBINES = (*_RULED, "SoftmaxCrossEntropyWithLogits")
 """Ops that combine examples; TensorFlow decides the ranks of the inputs of the first ones."""
+_LOSSES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+_MEASURES = ("Shape", "ShapeN", "Size")
+_JOINS, _STACKS = ("ConcatV2",), ("Pack",)
 _RANKS, _RANKS_OF_IDS = (2, 1, 3, 4), (1, 2, 3, 4)
 
 
@@ -199,3 +205,60 @@ def _find_uses(view: GraphView, placeholder: str) -> _Uses:
             waiting += [one for one in passed if one not in seen]
             seen.update(passed)
     return uses
+
+
+def state_fixed_lengths(view: GraphView, forward: Set[str]) -> GraphView:
+    """The graph with one length for all placeholders with an open batch that ops combine with tensors of that length.
+
+    Args:
+        view: the graph, with its shapes.
+        forward: the nodes on which losses depend, outside initial values.
+    """
+    placeholders = [node for node in view.nodes_of(("Placeholder",)) if (view.shape(f"{node}:0") or (0,))[0] is None]
+    placeholders = [node for node in placeholders if node not in sparse_feeds(view)]  # as long as it has entries
+    forward = forward - {node for node in view.nodes_of(("Transpose",)) if _moves_rows(view, node)}
+    found = {node: _find_lengths(view, node, forward) for node in placeholders if node in forward}
+    lengths = set[int]().union(*found.values())
+    if len(lengths) != 1:
+        return view
+    (length,) = lengths
+    dims = {node: (view.shape(f"{node}:0") or ())[1:] for node, of_node in found.items() if of_node}
+    try:
+        stated = with_stated_shapes(view, {node: (length, *others) for node, others in dims.items()})
+    except tf.errors.InvalidArgumentError:
+        return view
+    for node in dims:
+        mark_stated_length(stated.nodes[node], length)
+    return stated
+
+
+def _find_lengths(view: GraphView, placeholder: str, forward: Set[str]) -> set[int]:
+    """The fixed lengths with which ops combine a placeholder's open first axis."""
+    leading = {node for node in forward if any(leads_on(view, tensor) for tensor in view.outputs(node))}
+    leading -= set(view.nodes_of(_MEASURES))
+    reached, lengths = view.reach([placeholder], leading), set[int]()
+    readers = {edge.node for node in reached for tensor in view.outputs(node) for edge in view.consumers(tensor)}
+    for node in readers & forward:
+        op = view.op(node)
+        if op not in ELEMENTWISE and op not in (*_LOSSES, *_STACKS) and not _joins_rows(view, node):
+            continue
+        inputs = view.inputs(node)[: -1 if op in _JOINS else None]
+        shapes = [shape for tensor in inputs if (shape := view.shape(tensor))]
+        is_open = any((view.shape(tensor) or (0,))[0] is None and node_of(tensor) in reached for tensor in inputs)
+        if is_open and (op in _LOSSES or len({len(shape) for shape in shapes}) == 1):
+            lengths.update(length for shape in shapes if (length := shape[0] or 0) > 1)
+    return lengths
+
+
+def _moves_rows(view: GraphView, node: str) -> bool:
+    """Whether a transposition puts another axis first, or may."""
+    order = view.constant(view.inputs(node)[1])
+    return order is None or not len(order) or int(order[0]) != 0
+
+
+def _joins_rows(view: GraphView, node: str) -> bool:
+    """Whether a node concatenates along another axis than the first."""
+    if view.op(node) not in _JOINS:
+        return False
+    axis = view.constant(view.inputs(node)[-1])
+    return axis is not None and int(axis) % len(view.shape(f"{node}:0") or (0,)) != 0
