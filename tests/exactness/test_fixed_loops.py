@@ -127,24 +127,26 @@ def source_of(features: str, is_old: bool) -> str:
 
 STAY_CLOSED = ("a function in a loop",)
 """With functional loops: a call in the body of a function is none of the ops that are looked at."""
+AMBIGUOUS = ("half a batch by number",)
+"""A number that is no axis's length may be equal by chance."""
 
 
 @pytest.mark.rotates
 @pytest.mark.parametrize("features", FEATURES)
 def test_loops_of_the_old_style_are_opened(features: str) -> None:
     source = source_of(FEATURES[features], is_old=True)
-    assert capture(Built.of(source).graph).means == ""
+    assert (capture(Built.of(source).graph).means != "") == (features in AMBIGUOUS)
     (found,) = try_program(source, [ROUTE]).values()
-    assert (found.kind, found.message) == ("equal", "")
+    assert found.kind == ("told" if features in AMBIGUOUS else "equal"), found
 
 
 @pytest.mark.rotates
 @pytest.mark.parametrize("features", [one for one in FEATURES if one not in STAY_CLOSED])
 def test_functional_loops_are_opened(features: str) -> None:
     source = source_of(FEATURES[features], is_old=False)
-    assert capture(Built.of(source).graph).means == ""
+    assert (capture(Built.of(source).graph).means != "") == (features in AMBIGUOUS)
     (found,) = try_program(source, [ROUTE]).values()
-    assert (found.kind, found.message) == ("equal", "")
+    assert found.kind == ("told" if features in AMBIGUOUS else "equal"), found
 
 
 @pytest.mark.parametrize("is_open", [True, False])

@@ -136,3 +136,63 @@ def test_sequences_as_long_as_the_batch_keep_their_length(control_flow_v2: bool)
     feeds = {name: lambda rng, rows: rng.randint(0, 50, [rows, ROWS]) for name in ("ids", "y")}
     found = tried(build, feeds, is_open=False, control_flow_v2=control_flow_v2, rows=ROWS)
     assert (found.kind, found.message, found.notes, found.gathers) == ("equal", "", (), ())
+
+
+def _weigh_heads(x: Any, u: Any) -> Any:
+    """Attention of as many heads as examples, with a slope for each."""
+    heads = tf.transpose(tf.reshape(x[:, : 4 * ROWS], [-1, 2, ROWS, 2]), [0, 2, 1, 3])
+    scores = tf.matmul(heads, heads, transpose_b=True)
+    slopes = tf.reshape(tf.pow(0.5, tf.cast(tf.range(ROWS), F)), [ROWS, 1, 1])
+    weights = tf.nn.softmax(scores - slopes * tf.abs(tf.range(2, dtype=F)[:, None] - tf.range(2, dtype=F)))
+    return tf.reduce_mean(tf.transpose(tf.matmul(weights, heads), [0, 2, 1, 3]), [1, 2])
+
+
+def _mask_later_steps(x: Any, u: Any) -> Any:
+    steps = tf.reshape(x, [-1, ROWS, 5])
+    mask = tf.linalg.band_part(tf.ones([ROWS, ROWS]), -1, 0)
+    weights = tf.nn.softmax(tf.matmul(steps, steps, transpose_b=True) - 9.0 * (1.0 - mask))
+    return tf.reduce_max(tf.matmul(weights, steps), 1)
+
+
+def _run(state: Any, u: Any, iterate: Callable[[Any, Any], Any], **limit: Any) -> Any:
+    loop = tf.while_loop(lambda i, h: i < 2 * ROWS, lambda i, h: [i + 1, iterate(i, h)], [0, state], **limit)
+    return loop[1]
+
+
+COUNTS: dict[str, Callable[[Any, Any], Any]] = {
+    "heads": _weigh_heads,
+    "steps of a row": _mask_later_steps,
+    "as many views": lambda x, u: tf.reduce_sum(
+        tf.stack([x[:, :5] * i for i in range(ROWS)]) * tf.range(ROWS, dtype=F)[:, None, None], 0
+    ),
+}
+"""Literal numbers that equal the batch size and are those of axes of another length at any batch size."""
+AMBIGUOUS: dict[str, Callable[[Any, Any], Any]] = {
+    "bins": lambda x, u: tf.reduce_mean(tf.exp(-tf.square(x[:, :5, None] - tf.range(ROWS, dtype=F))), 2) @ u,
+    "iterations of a fold": lambda x, u: tf.foldl(lambda h, i: tf.tanh(h @ u), tf.range(ROWS), x[:, :5]),
+    "iterations of a scan": lambda x, u: tf.scan(lambda h, i: tf.tanh(h @ u), tf.zeros([ROWS]), x[:, :5])[-1],
+    "a map of scales": lambda x, u: tf.reduce_mean(tf.map_fn(lambda s: tf.tanh(x[:, :5] * s @ u), tf.ones([ROWS])), 0),
+    "a temperature": lambda x, u: x[:, :5] / tf.sqrt(tf.cast(ROWS, F)),
+    "a matrix that subtracts means": lambda x, u: tf.matmul(tf.eye(x.shape[0]) - 1.0 / x.shape[0], x[:, :5]) @ u,
+    "the most iterations": lambda x, u: _run(x[:, :5], u, lambda i, h: tf.tanh(h @ u), maximum_iterations=ROWS),
+}
+"""Numbers that no op relates to the batch, or to another axis; or that may be computed from the batch size."""
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("control_flow_v2", [True, False])
+@pytest.mark.parametrize("feature", [*COUNTS, *AMBIGUOUS])
+def test_a_number_that_equals_the_batch_size_is_not_taken_for_it(feature: str, control_flow_v2: bool) -> None:
+    def build(rows: int | None) -> Any:
+        x, y = v1.placeholder(F, [rows, 30], name="x"), v1.placeholder(F, [rows], name="y")
+        h = {**COUNTS, **AMBIGUOUS}[feature](x, v1.get_variable("u", [5, 5]))
+        k = v1.get_variable("k", [h.shape[1]])
+        mean = tf.reduce_mean(tf.square(tf.linalg.matvec(h, k) - y))
+        return v1.train.GradientDescentOptimizer(0.05).minimize(mean + tf.sqrt(mean + 1.0))
+
+    feeds = {"x": lambda rng, rows: rng.randn(rows, 30), "y": lambda rng, rows: rng.randn(rows)}
+    found = tried(build, feeds, is_open=False, control_flow_v2=control_flow_v2, rows=ROWS)
+    if feature in COUNTS:
+        assert (found.kind, found.message, found.notes, found.gathers) == ("equal", "", (), ())
+    else:
+        assert found.kind == "told" and "may be the batch size" in found.notes[0], found

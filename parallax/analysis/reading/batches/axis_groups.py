@@ -1,61 +1,30 @@
 """Groups the axes of a graph's tensors that grow together: with the batch, or not at all, as widths.
 
-Where a layer is as wide as the batch is long, a length does not tell which it is; the ops that read it do. Two axes of
-an op are of one group if TensorFlow's shape inference accepts that both are longer, and not one alone, or if the axis
-of the result is longer then: so no op needs a rule, but for those of loops, arrays of tensors, and reshapes.
+Where a layer is as wide as the batch is long, or a loop has as many iterations, a length does not tell which it is; the
+ops that read it do (axis_pairs.py). Where two axes of one group are each made of several by a Reshape, of equal
+lengths, so are the parts; those of a width are widths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 
-import tensorflow as tf
-from tensorflow.core.framework import graph_pb2
-
-from parallax.analysis.reading.batches.find_open_batches import DEFAULTS
-from parallax.analysis.reading.batches.open_lengths import Shape, find_shape_slots, find_vector
+from parallax.analysis.reading.batches.axis_pairs import AXES, COUNT, Axis, AxisPairs, Known, Parts, find_store
+from parallax.analysis.reading.batches.open_lengths import LISTS, SHAPE_SLOT, Dims
+from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.analysis.reading.lowering.function_bodies import CONDITIONALS, list_branches
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
 from parallax.analysis.reading.lowering.infer_shapes import infer_shapes
 from parallax.analysis.reading.lowering.inline import find_handles, graph_of_function
-from parallax.base.types import GraphDef
-from parallax.graph.control_flow import MERGES, SWITCHES
-from parallax.graph.ops import takes_functions
-from parallax.graph.tensor_stores import store_of
-from parallax.graph.view import NEXT_ITERATIONS, VARIABLES, GraphView, tensor_name
+from parallax.graph.control_flow import branches_of
+from parallax.graph.view import GraphView, node_of, tensor_name
 
-Axis = tuple[str, int]
-"""(a tensor, or the array or list that holds it; the number of the axis)."""
-Place = tuple[int, int]
-"""(number among a node's inputs and results, axis)."""
-Known = dict[tuple[bytes, ...], list[tuple[Place, Place]]]
-"""What identifies nodes of equal inputs -> their pairs of equal axes."""
-_VARIANT, _RESOURCE = 21, 20  # types.proto
-_MOST_AXES = 8
-_NODE = "node"
-_READS = ("ReadVariableOp",)
-_COPIES = ("Enter", "RefEnter", "Exit", "RefExit", "Identity", "EnsureShape", *DEFAULTS)
-_PASSES = (*MERGES, *SWITCHES, *NEXT_ITERATIONS, *LOOPS, *_COPIES)
-_STORES = {
-    "TensorArrayWriteV3": (2, 0),
-    "TensorArrayScatterV3": (2, 1),
-    "TensorListFromTensor": (0, 1),
-    "TensorListPushBack": (1, 0),
-    "TensorListSetItem": (2, 0),
-}
-"""For ops that store tensors: (the input that is stored, by how many axes it exceeds them)."""
-_TAKES = {
-    **dict.fromkeys(("TensorArrayReadV3", "TensorListGetItem"), (0, 0)),
-    **dict.fromkeys(("TensorArrayGatherV3", "TensorListStack", "TensorListGather"), (0, 1)),
-    "TensorListPopBack": (1, 0),
-}
-"""For ops that read stored tensors: (the result, by how many axes it exceeds them)."""
-_CHANGES_LIST = ("TensorListPopBack", "TensorListPushBack", "TensorListSetItem")
-_OTHER = 7
-"""Ratio of a longer axis to the fixed one, a whole number: equal parts of it are longer likewise."""
+_INDEXED = ("TensorArrayReadV3", "TensorArrayWriteV3", "TensorListGetItem", "TensorListSetItem")
+"""Ops that read or write the tensor whose number is their second input."""
+_PUSHES = ("TensorListPushBack",)
+_COMPARES = ("Less", "LessEqual", "Greater", "GreaterEqual", "NotEqual")
+_INVARIANT = ("Enter", "RefEnter", "Const")
 
 
 class AxisGroups:
@@ -68,25 +37,50 @@ class AxisGroups:
         nodes: the nodes outside autodiff.
         sources: the batches; their first axis is the batch's, and the others are widths.
         length: of the batch.
+        measured: constant -> the tensor from which TensorFlow made it.
     """
 
-    def __init__(self, view: GraphView, nodes: Set[str], sources: Iterable[str], length: int) -> None:
+    def __init__(
+        self,
+        view: GraphView,
+        nodes: Set[str],
+        sources: Iterable[str],
+        length: int,
+        measured: Mapping[str, MeasuredTensor],
+    ) -> None:
         self._length = length
         self._above: dict[Axis, Axis] = {}
+        self._parts: dict[Axis, dict[Dims, Parts]] = {}
         self._are_batch: dict[Axis, set[bool]] = {}
         self._known: Known = {}
         for tensor in sources:
             for axis in range(len(view.shape(tensor) or ())):
                 self._are_batch.setdefault((tensor, axis), set()).add(axis == 0)
-        self._add(view, nodes, "")
+        self._add(view, nodes, "", _NO_LOOP)
+        for constant, one in measured.items():
+            for tensor in _find_tensors_of_shape(view, f"{constant}:0") if one.what else [f"{constant}:0"]:
+                for axis, n in enumerate(view.shape(tensor) or ()):
+                    if n and n % length == 0 and one.what != "size":
+                        self._join((tensor, axis), (one.tensor, axis))
+        while self._spread_widths():  # once more for each Reshape of what a Reshape makes
+            pass
 
     def is_batch(self, tensor: str, axis: int) -> bool | None:
-        """Whether an axis of a tensor, or of those in a list, is the batch's; None where that is unknown."""
-        found = self._are_batch.get(self._root((tensor, axis)), set())
-        return next(iter(found)) if len(found) == 1 else None
+        """Whether an axis of a tensor, or of those in a list, is the batch's; None where that is unknown.
 
-    def _add(self, view: GraphView, nodes: Set[str], prefix: str) -> None:
-        pairs = _AxisPairs(view, self._length, self._known)
+        The axis `COUNT` of a list has its tensors, and that of a loop, by its node or frame, its iterations.
+        """
+        root = self._root((tensor, axis))
+        if found := self._are_batch.get(root):
+            return next(iter(found)) if len(found) == 1 else None
+        for dims, parts in self._parts.get(root, {}).items():
+            found_parts = [n % self._length == 0 and self.is_batch(*one) for n, one in zip(dims, parts, strict=True)]
+            if None not in found_parts and found_parts.count(True) < 2:
+                return True in found_parts
+        return None
+
+    def _add(self, view: GraphView, nodes: Set[str], prefix: str, loop: _Loop) -> None:
+        pairs = AxisPairs(view, self._length, self._known)
         for node in view.topological_order():
             if node not in nodes:
                 continue
@@ -94,6 +88,10 @@ class AxisGroups:
                 self._are_batch.setdefault(self._root(_in_function(prefix, axis)), set()).add(False)
             for one, other in pairs.find_equal(node):
                 self._join(_in_function(prefix, one), _in_function(prefix, other))
+            for whole, dims, parts in pairs.find_parts(node):
+                self._join_parts(_in_function(prefix, whole), dims, [_in_function(prefix, part) for part in parts])
+            if view.op(node) in (*_INDEXED, *_PUSHES) and (counted := loop.find(view, node, prefix)):
+                self._join((counted, COUNT), _in_function(prefix, (find_store(view, node), COUNT)))
             if view.op(node) in (*LOOPS, *CONDITIONALS):
                 self._add_functions(view, node, prefix)
 
@@ -107,12 +105,14 @@ class AxisGroups:
         for name in (one.name for one in functions):
             part, flat_names = graph_of_function(by_name[name], view.graph_def, find_handles(view, inputs))
             body, signature = GraphView(infer_shapes(part)), by_name[name].signature
-            self._add(body, body.nodes.keys(), f"{prefix}{name}/")
             arguments = [f"{one.name}:0" for one in signature.input_arg]
             results = [tensor_name(flat_names[by_name[name].ret[one.name]]) for one in signature.output_arg]
+            invariant = {one for one, result in zip(arguments, results, strict=False) if one == body.source(result)}
+            loop = _Loop(f"{prefix}{node}", invariant) if is_loop else _NO_LOOP
+            self._add(body, body.nodes.keys(), f"{prefix}{name}/", loop)
             ends = results if len(results) == len(view.outputs(node)) else []  # of the body or a branch
             for outer, inner in (*zip(inputs, arguments, strict=True), *zip(view.outputs(node), ends, strict=False)):
-                for axis in range(_MOST_AXES):
+                for axis in AXES:
                     self._join(_in_function(prefix, (outer, axis)), (f"{prefix}{name}/{inner}", axis))
 
     def _join(self, one: Axis, other: Axis) -> None:
@@ -120,6 +120,22 @@ class AxisGroups:
         if root != above:
             self._above[root] = above
             self._are_batch.setdefault(above, set()).update(self._are_batch.pop(root, ()))
+            for dims, parts in self._parts.pop(root, {}).items():
+                self._join_parts(above, dims, parts)
+
+    def _join_parts(self, whole: Axis, dims: Dims, parts: Parts) -> None:
+        """Joins the axes that are the parts of one axis, where another tensor has parts of equal lengths."""
+        known = self._parts.setdefault(self._root(whole), {}).setdefault(dims, parts)
+        for one, other in zip(known, parts, strict=True):
+            self._join(one, other)
+
+    def _spread_widths(self) -> bool:
+        """Makes the parts of widths widths; returns whether there were more."""
+        wholes = [whole for whole in self._parts if self.is_batch(*whole) is False]
+        parts = {self._root(part) for whole in wholes for found in self._parts[whole].values() for part in found}
+        more = [part for part in parts if not self._are_batch.get(part)]
+        self._are_batch.update((part, {False}) for part in more)
+        return bool(more)
 
     def _root(self, axis: Axis) -> Axis:
         while (above := self._above.get(axis)) is not None:
@@ -128,160 +144,51 @@ class AxisGroups:
         return axis
 
 
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """The loop of which a function is the body, or none.
+
+    Attributes:
+        name: with the prefix of its function; empty if there is none.
+        invariant: the arguments that no iteration changes.
+    """
+
+    name: str
+    invariant: Set[str]
+
+    def find(self, view: GraphView, node: str, prefix: str) -> str:
+        """The loop each of whose iterations reads or writes another tensor by a node; empty if there is none."""
+        index = view.source(view.inputs(node)[1]) if view.op(node) in _INDEXED else ""
+        frames = [one.predicate for one in branches_of(view)[node] if one.is_loop]
+        if index and (view.op(node_of(index)) in _INVARIANT or index in self.invariant):
+            return ""
+        return f"{prefix}{frames[-1]}" if frames else self.name
+
+
+_NO_LOOP = _Loop("", frozenset())
+
+
 def _in_function(prefix: str, axis: Axis) -> Axis:
     return f"{prefix}{axis[0]}", axis[1]
 
 
-class _AxisPairs:
-    """The pairs of axes of one graph's nodes that grow together.
-
-    Args:
-        view: the graph.
-        length: of the batch.
-        known: the pairs of nodes that were tried, to which this adds.
-    """
-
-    def __init__(self, view: GraphView, length: int, known: Known) -> None:
-        self._view, self._length, self._known = view, length, known
-
-    def find_widths(self, node: str) -> list[Axis]:
-        """The axes of variables, of which a handle has none."""
-        if self._view.op(node) == "VarHandleOp":
-            return [(node, axis) for axis, _ in enumerate(self._view.nodes[node].attr["shape"].shape.dim)]
-        is_variable = self._view.op(node) in (*VARIABLES, *_READS)
-        return [axis for tensor in self._view.outputs(node) for axis in self._find_axes(tensor)] if is_variable else []
-
-    def find_equal(self, node: str) -> Iterator[tuple[Axis, Axis]]:
-        """The pairs of axes of a node's inputs and results that are of one group."""
-        view, op = self._view, self._view.op(node)
-        inputs, outputs = view.inputs(node), view.outputs(node)
-        if op in _PASSES:
-            for number, tensor in enumerate(inputs):
-                for other in outputs[:1] if op in MERGES else outputs if op in SWITCHES else outputs[number:][:1]:
-                    yield from self._match_axes(tensor, other)
-        elif op in _STORES or op in _TAKES:
-            slot, more = {**_STORES, **_TAKES}[op]
-            tensor, store = (inputs if op in _STORES else outputs)[slot], find_store(view, node)
-            yield from ((one, (store, one[1] - more)) for one in self._find_axes(tensor) if one[1] >= more)
-            if op in _CHANGES_LIST:
-                yield from (((inputs[0], axis), (outputs[0], axis)) for axis in range(_MOST_AXES))
-        elif op == "Reshape":
-            yield from self._match_axes_of_reshape(inputs[0], outputs[0])
-        elif inputs and outputs and not takes_functions(op) and any(map(self._find_axes, (*inputs, *outputs))):
-            tensors = [store_of(view, t) if view.dtype(t) == _RESOURCE else t for t in (*inputs, *outputs)]
-            for place, equal in self._try_lengths(node):
-                yield (tensors[place[0]], place[1]), (tensors[equal[0]], equal[1])
-
-    def _find_axes(self, tensor: str) -> list[Axis]:
-        """The axes of a tensor that may be the batch's."""
-        return [(tensor, axis) for axis, n in enumerate(self._view.shape(tensor) or ()) if n and n % self._length == 0]
-
-    def _match_axes(self, one: str, other: str) -> Iterator[tuple[Axis, Axis]]:
-        before, after = self._view.shape(one), self._view.shape(other)
-        if self._view.dtype(one) == _VARIANT:
-            yield from (((one, axis), (other, axis)) for axis in range(_MOST_AXES))
-        elif before is not None and after is not None and len(before) == len(after):
-            yield from ((axis, (other, axis[1])) for axis in self._find_axes(one))
-
-    def _match_axes_of_reshape(self, one: str, other: str) -> Iterator[tuple[Axis, Axis]]:
-        """The equally long axes of a reshape before which equally many elements lie."""
-        before, after = self._view.shape(one) or (), self._view.shape(other) or ()
-        if None not in (*before, *after):
-            places = {
-                size: axis for axis, size in enumerate(accumulate((n or 0 for n in after), mul)) if after[axis] != 1
-            }
-            for axis, size in enumerate(accumulate((n or 0 for n in before), mul)):
-                place = places.get(size, 0)
-                if size in places and before[axis] == after[place]:
-                    yield (one, axis), (other, place)
-
-    def _try_lengths(self, node: str) -> list[tuple[Place, Place]]:
-        """The pairs of axes of a node that have one length, by TensorFlow's shape inference."""
-        trial = _Trial.of(self._view, node)
-        if trial.key not in self._known:
-            self._known[trial.key] = list(trial.find_pairs(self._length)) if trial.graph_def is not None else []
-        return self._known[trial.key]
+def _find_tensors_of_shape(view: GraphView, shape: str) -> list[str]:
+    """The tensors that are made of a shape."""
+    slots = {**SHAPE_SLOT, "Reshape": 1, "Tile": None}
+    return [f"{edge.node}:0" for edge in view.consumers(shape) if slots.get(view.op(edge.node)) == edge.slot]
 
 
-def find_store(view: GraphView, node: str) -> str:
-    """The array that a node makes, writes or reads, by its name; a list of tensors is the tensor that it is in."""
-    before = view.inputs(node)
-    if not view.op(node).startswith("TensorArray"):
-        return before[0] if view.op(node) in (*_TAKES, *_CHANGES_LIST) else f"{node}:0"
-    return node if view.op(node) == "TensorArrayV3" else store_of(view, before[0])
-
-
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """A node whose inputs are placeholders, of which shape inference is asked for other lengths.
-
-    Attributes:
-        key: equal for nodes with the same pairs.
-        graph_def: the node, and placeholders, constants or variables as its inputs; None where an input is another
-            resource.
-        shapes: of its inputs that are placeholders, by input number; of the others empty.
-    """
-
-    key: tuple[bytes, ...]
-    graph_def: GraphDef | None
-    shapes: Sequence[Shape]
-
-    @classmethod
-    def of(cls, view: GraphView, node: str) -> _Trial:
-        """A node of a graph."""
-        inputs, part, shapes = view.inputs(node), type(view.graph_def)(versions=view.graph_def.versions), list[Shape]()
-        are_shapes, is_whole = find_shape_slots(view.op(node)), True
-        for slot, tensor in enumerate(inputs):
-            shape, made, is_shape = view.shape(tensor), part.node.add(), are_shapes[slot : slot + 1] == (True,)
-            value = find_vector(view, tensor) if is_shape else view.constant(tensor)
-            if view.dtype(tensor) == _RESOURCE:
-                variable = view.nodes[store_of(view, tensor)]
-                made.op, is_whole = variable.op, is_whole and variable.op in VARIABLES
-                for name in ("dtype", "shape") if variable.op in VARIABLES else ():
-                    made.attr[name].CopyFrom(variable.attr[name])
-                shape = tuple(dim.size for dim in made.attr["shape"].shape.dim)
-            elif value is not None and (value.ndim == 0 or is_shape):
-                made.op, made.attr["dtype"].type = "Const", view.dtype(tensor)
-                made.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, view.dtype(tensor)))
-                shape = ()
-            else:
-                made.op, made.attr["dtype"].type = "Placeholder", view.dtype(tensor)
-                made.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
-            made.name = f"input_{slot}"
-            shapes.append(shape or ())
-        copy = part.node.add()
-        copy.CopyFrom(view.nodes[node])
-        copy.name, copy.device = _NODE, ""
-        copy.input[:] = [f"input_{slot}" for slot in range(len(inputs))]
-        for one in part.node:
-            for name in [name for name in one.attr if name.startswith("_")]:  # colocations, and shapes known before
-                del one.attr[name]
-        key = tuple(one.SerializeToString(deterministic=True) for one in part.node)
-        return cls(key, part if is_whole else None, shapes)
-
-    def find_pairs(self, length: int) -> Iterator[tuple[Place, Place]]:
-        """The pairs of axes, as (number among inputs and results, axis), whose lengths are multiples of a length."""
-        axes = ((slot, axis, n) for slot, shape in enumerate(self.shapes) for axis, n in enumerate(shape))
-        places, fixed = [(slot, axis) for slot, axis, n in axes if n and n % length == 0], self._infer(())
-        for place in places if fixed is not None else ():
-            others = [one for one in places if one != place]
-            alike = [one for one in others if one[1] == place[1]]
-            trials = [[place], *([place, one] for one in others), [place, *alike]]
-            changed, made = next(((one, found) for one in trials if (found := self._infer(one))), ((), ()))
-            yield from ((place, one) for one in changed[1:])
-            for number, (before, after) in enumerate(zip(fixed or (), made, strict=False)):
-                pairs = enumerate(zip(before or (), after or (), strict=False))
-                begun = [axis for axis, (n, now) in pairs if n and n % length == 0 and now == n * _OTHER]
-                yield from ((place, (len(self.shapes) + number, axis)) for axis in begun)
-
-    def _infer(self, changed: Sequence[Place]) -> list[Shape | None] | None:
-        """The shapes of the results where some axes are longer; None where TensorFlow refuses that."""
-        part = graph_pb2.GraphDef()
-        part.CopyFrom(self.graph_def)
-        for slot, axis in changed:
-            part.node[slot].attr["shape"].shape.dim[axis].size *= _OTHER
-        try:
-            view = GraphView(infer_shapes(part))
-        except (ValueError, tf.errors.InvalidArgumentError):
-            return None
-        return [view.shape(tensor) for tensor in view.outputs(_NODE)]
+def find_counted_axis(view: GraphView, node: str) -> Axis | None:
+    """The axis of which an integer input of a node is the length; None where the number may mean something else."""
+    op, results = view.op(node), view.outputs(node)
+    if op in LOOPS:
+        return node, COUNT
+    if op in ("Enter", "RefEnter"):
+        readers = {view.op(edge.node) for edge in view.consumers(results[0])}
+        return (view.nodes[node].attr["frame_name"].s.decode(), COUNT) if readers & set(_COMPARES) else None
+    if op in ("TensorArrayV3", *LISTS):
+        return find_store(view, node), COUNT
+    if op in ("TopK", "TopKV2", "OneHot"):
+        rank, last = len(view.shape(results[0]) or ()), view.nodes[node].attr["axis"].i if op == "OneHot" else -1
+        return (results[0], last % rank) if rank else None
+    return (results[0], 0) if op == "Range" or op.startswith("UnsortedSegment") else None

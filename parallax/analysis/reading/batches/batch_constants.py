@@ -1,21 +1,21 @@
 """Finds the constants of a graph for a fixed batch that lie along the batch, and resizes them to its length.
 
 A tensor whose rows follow from their numbers (zeros, a fill, a range, an identity matrix) lies along the batch if an op
-combines it with a tensor whose batch axis is open, axis by axis. Where no variable has an axis of the batch's length,
-any combination counts; where one has, axis_groups.py tells. A multiple of that length counts if exactly one open axis
-had it. An element in the shape of a Reshape is the batch's if equally many elements lie before it.
+combines it with a tensor whose batch axis is open, axis by axis (axis_groups.py). A multiple of the batch length counts
+if exactly one open axis had it. An element in the shape of a Reshape is the batch's if equally many elements lie before
+it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
 
 import numpy as np
 
-from parallax.analysis.reading.batches.axis_groups import find_store
+from parallax.analysis.reading.batches.axis_groups import find_counted_axis
 from parallax.analysis.reading.batches.axis_numbers import AxisNumbers
+from parallax.analysis.reading.batches.axis_pairs import COUNT, find_store
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
 from parallax.analysis.reading.batches.batch_lengths import add_constant, add_length, add_rows, add_shape, measure_again
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
@@ -31,6 +31,7 @@ from parallax.analysis.reading.batches.open_lengths import (
     find_reshaped_axes,
     find_selected_entries,
     find_shape_value,
+    find_stated_lengths,
     find_vector,
     fixed_shape,
     is_open_length,
@@ -46,13 +47,11 @@ from parallax.analysis.reading.batches.unclassified_constants import (
     is_outside_batch,
 )
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
-from parallax.base.types import Array, GraphDef, NodeDef
+from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.control_flow import branches_at, branches_of
 from parallax.graph.view import GraphView, node_of
 
 _CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
-_MEASURED = re.compile(r"(^|/)(Shape|Size|shape|size|shape_as_tensor)(_\d+)?$")
-"""The names of constants that TensorFlow makes of the shape of a tensor, where that is known."""
 _COMPARES = ("Equal", "NotEqual")
 
 
@@ -171,7 +170,7 @@ class BatchConstants:
         shape = inferred.constant(inferred.inputs(node.name)[1])
         if made is None:
             self._computed.open_reshape(inferred, opened, node.name)
-        decide = self._numbers.find_axis, self._numbers.is_batch
+        decide = self._numbers.find_axes_of, self._numbers.is_batch
         found = find_reshaped_axes(self._view, inferred, node.name, self._length, *decide)
         if made is None or shape is None or found is None:
             return
@@ -188,7 +187,7 @@ class BatchConstants:
     def _open_shape(self, inferred: GraphView, node: NodeDef) -> None:
         axis = find_open_axis(self._view, inferred, inferred.inputs(node.name)[0])
         for place, dim in enumerate(node.attr["shape"].shape.dim):
-            if dim.size > 0 and (place == axis or (self._numbers.is_length_unique and dim.size == self._length)):
+            if dim.size > 0 and (place == axis or self._numbers.find_factor_of_axis(f"{node.name}:0", place, dim.size)):
                 self.changes.names.add(node.name)
                 dim.size = -1
 
@@ -210,13 +209,15 @@ class BatchConstants:
         """Removes the batch length from the element shape declared by a tensor list or its reader; returns success."""
         count, slot = len(self.changes.names), LISTS[node.op]
         self._open_number(opened, node)
-        if "num_elements" in node.attr and self._numbers.find_factor(node.attr["num_elements"].i):
-            self.changes.names.add(node.name)
-            node.attr["num_elements"].i = -1
+        store = find_store(self._view, node.name)
+        if "num_elements" in node.attr:
+            if self._numbers.find_factor_of_axis(store, COUNT, node.attr["num_elements"].i):
+                self.changes.names.add(node.name)
+                node.attr["num_elements"].i = -1
         dims = self._view.constant(self._view.inputs(node.name)[slot])
         if dims is None or dims.ndim != 1 or f"{node.name}@{slot}" in self.changes.names:
             return len(self.changes.names) > count
-        places = self._numbers.find_axes_of(find_store(self._view, node.name), dims.tolist()) or []
+        places = self._numbers.find_axes_of(store, dims.tolist()) or []
         if node.op == "EmptyTensorList":  # elements have their own shapes: a weaker declaration does no harm
             places = [place for place, n in enumerate(dims) if n > 0 and n % self._length == 0]
         if places:
@@ -245,7 +246,7 @@ class BatchConstants:
             number, most = self._view.constant(self._view.inputs(counted.name)[1]), inferred.inputs(limit.name)[1]
             is_open = most == self.changes.find_source(counted.name) or f"{node_of(most)}@0" in self.changes.names
             is_alike = inferred.dtype(most) == self._view.dtype(self._view.inputs(counted.name)[1])
-            if number is not None and is_open and is_alike and self._numbers.find_factor(int(number)):
+            if number is not None and is_open and is_alike and int(number) == self._length:
                 self.changes.names.add(counted.name)
                 counted.input[1] = limit.input[1]
 
@@ -302,10 +303,8 @@ class BatchConstants:
         number = self._view.constant(tensor)
         if number is None or number.ndim > 0 or number.dtype.kind != "i" or node_of(tensor) in self._axis_numbers:
             return
-        find_factor = self._numbers.find_factor_of_scalar if node.op == "Cast" else self._numbers.find_factor
-        factor = find_factor(int(number))
-        if node.op == "OneHot" and self._view.op(node_of(self._view.inputs(node.name)[0])) == "Range":
-            factor = int(number) // self._length if number % self._length == 0 else 0  # the numbers of the examples
+        axis = find_counted_axis(self._view, node.name)
+        factor = self._numbers.find_factor_of_axis(*axis, int(number)) if axis is not None else 0
         if factor and (batch := self.changes.find_batch(node.name, at=node_of(tensor))):
             self.changes.names.add(f"{node.name}@{slot}")
             dtype = self._view.dtype(tensor)
@@ -318,8 +317,10 @@ class BatchConstants:
             return  # added in this pass
         axis, now = find_open_axis(self._view, inferred, measured.tensor), inferred.shape(measured.tensor)
         if now is None:
-            axis = self._numbers.find_axis(np.asarray(fixed_shape(self._view, measured.tensor) or ()))
-        later = {n for n in now or () if n and self._numbers.find_factor(n)}  # lengths of axes that open later
+            axes = self._numbers.find_axes_of(measured.tensor, fixed_shape(self._view, measured.tensor) or ()) or []
+            axis = axes[0] if len(axes) == 1 else None
+        find_factor, lengths = self._numbers.find_factor_of_axis, enumerate(now or ())
+        later = {n for place, n in lengths if n and find_factor(measured.tensor, place, n)}  # of axes that open later
         if value is None or axis is None or (measured.what == "shape" and later and int(value[axis]) not in later):
             return
         within, is_source = branches_of(self._view).get(constant, ()), node_of(measured.tensor) not in self._view.nodes
@@ -337,15 +338,13 @@ class BatchConstants:
             return
         if maker.op in SHAPE_SLOT:
             shape = find_vector(self._view, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
-            lengths = shape.tolist() if shape is not None and shape.ndim == 1 else []
-            axes = self._numbers.find_axes_of(f"{maker.name}:0" if maker.op != "Tile" else "", lengths) or []
+            numbers = shape.tolist() if shape is not None and shape.ndim == 1 else []
+            lengths = find_stated_lengths(self._view, maker.name, numbers)
+            axes = self._numbers.find_axes_of(f"{maker.name}:0", lengths) or []
             self.resizer.resize_maker(opened, maker, SHAPE_SLOT[maker.op], axes)
-            self._computed.open_certain(opened, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
+            self._computed.open_certain(opened, maker.name, self._view.inputs(maker.name)[SHAPE_SLOT[maker.op]])
         elif maker.op == "Const":
             value = self._view.constant(f"{maker.name}:0")
-            if value is not None and value.dtype.kind == "i" and _MEASURED.search(maker.name):
-                self._open_shape_constant(opened, maker, value)
-                return
             axes = (
                 find_constant_axes(value, f"{maker.name}:0", self._length, self._numbers) if value is not None else []
             )
@@ -368,22 +367,6 @@ class BatchConstants:
             self._replace(opened, maker.name, made)
             for constant, one in self._measured.items():
                 self._measured[constant] = one._replace(tensor=f"{made}:0") if one.tensor == tensor else one
-
-    def _open_shape_constant(self, opened: GraphDef, maker: NodeDef, value: Array) -> None:
-        """Puts the batch length into a constant that TensorFlow made of the shape of a tensor."""
-        axis = self._numbers.find_axis(np.reshape(value, [-1])) if value.ndim < 2 else None
-        if any(self._view.op(edge.node) == "Reshape" and edge.slot for edge in self._view.consumers(f"{maker.name}:0")):
-            return  # by its name it may be that op's own, which has a rule
-        batch = self.changes.find_batch(maker.name) if self.changes.find_source(maker.name) else ""
-        if axis is None or not batch:
-            return
-        self.changes.names.add(maker.name)
-        factor, tensor = int(np.reshape(value, [-1])[axis]) // self._length, f"{maker.name}:0"
-        if value.ndim == 0:
-            made = add_length(opened, batch, maker.name, self._view.dtype(tensor), tensor, factor)
-        else:
-            made = add_shape(opened, batch, maker.name, value, {axis: factor}, tensor)
-        self._replace(opened, maker.name, made, axis)
 
     def _replace(self, opened: GraphDef, constant: str, made: str, axis: int = 0) -> None:
         """Replaces a constant in the forward pass; the shape of a Reshape has a separate rule."""

@@ -27,23 +27,21 @@ class IntegerClassifier:
         view: the graph for the fixed batch.
         forward: the nodes outside autodiff and outside initial values.
         length: of the batch.
-
-    Attributes:
         is_batch: (tensor, axis) -> whether the axis is the batch's; None where that is unknown. A tensor of a function
             has the prefix of its name.
-        is_length_unique: whether no variable, and no example, has an axis of the batch length.
+
+    Attributes:
         lengths: the former lengths of axes that are open.
     """
 
-    def __init__(self, view: GraphView, forward: Set[str], length: int) -> None:
-        self._length = length
+    def __init__(self, view: GraphView, forward: Set[str], length: int, is_batch: IsBatch) -> None:
+        self._length, self.is_batch = length, is_batch
         widths = [
             (view.shape(tensor) or ())[view.op(node) not in _READS :]
             for node in forward
             if view.op(node) in (*_READS, *SOURCES)
             for tensor in view.outputs(node)
         ]
-        self.is_length_unique = not any(length in dims for dims in widths)
         self._widths = {n for dims in widths for n in dims if n is not None}
         pairs = length * (length - 1)
         roots = length**0.5, (2 * length) ** 0.5
@@ -58,7 +56,6 @@ class IntegerClassifier:
             (length - 1) ** 2,
         )
         self.lengths = OpenLengths()
-        self.is_batch: IsBatch = _is_unknown
 
     def of_body(self, function: str) -> IntegerClassifier:
         """The classification for a function's body, which has the variables and batches of its graph."""
@@ -68,15 +65,13 @@ class IntegerClassifier:
         return body_classifier
 
     def find_factor(self, n: int) -> int:
-        """The ratio of a length that must be the batch's to the batch length; else 0."""
-        if n == self._length:
-            return int(self.is_length_unique)
-        is_certain = n in self.lengths.of_batch and not self._is_other(n)
-        return n // self._length if n % self._length == 0 and is_certain else 0
+        """The ratio of a length that must be a multiple of the batch length, and not that itself, to it; else 0."""
+        is_certain = n != self._length and n in self.lengths.of_batch and not self._is_other(n)
+        return n // self._length if is_certain and n % self._length == 0 else 0
 
-    def find_factor_of_scalar(self, n: int) -> int:
-        """The same for an integer that is no axis: no axis outside the batch may have its length."""
-        return 0 if self._is_other(n) else self.find_factor(n)
+    def find_factor_of_axis(self, tensor: str, axis: int, n: int) -> int:
+        """The ratio of an axis's length to the batch length, where the axis must be the batch's; else 0."""
+        return n // self._length if self._is_axis_of_batch(tensor, axis, n) else 0
 
     def find_factor_of_divisor(self, n: int) -> int:
         """The same for a divisor of a sum over the batch: a number of entries along some axes, or twice the length.
@@ -92,30 +87,24 @@ class IntegerClassifier:
 
     def is_length(self, number: float) -> bool:
         """Whether a number is the batch length, and neither a width nor as short as a weight."""
-        return self.is_length_unique and number == self._length and not is_weight(number)
+        return number == self._length and not self._is_other(self._length) and not is_weight(number)
 
     def may_be_length(self, n: int) -> bool:
         """Whether a length may be a multiple of the batch's: not if only axes outside the batch have it."""
         return n > 0 and n % self._length == 0 and (n in self.lengths.of_batch or not self._is_other(n))
 
-    def find_axis(self, lengths: Array) -> int | None:
-        """The one entry of a shape that is the batch's, where all others are known not to be."""
-        axes = self.find_axes(lengths)
-        return axes[0] if len(axes) == 1 else None
-
-    def find_axes(self, lengths: Array) -> list[int]:
-        """The entries of a shape that are the batch's, where all others are known not to be; else none."""
-        axes = [axis for axis, n in enumerate(lengths) if self.find_factor(int(n))]
-        others = [n for axis, n in enumerate(lengths) if axis not in axes and self.may_be_length(int(n))]
-        return [] if others else axes
-
     def find_axes_of(self, tensor: str, lengths: Sequence[int | None]) -> list[int] | None:
         """The axes of a tensor, or of those in a list, that are the batch's; None where that is undecided."""
-        places = [axis for axis, n in enumerate(lengths) if n and n > 0 and n % self._length == 0]
-        found = [self.is_batch(tensor, axis) for axis in places]
-        if None not in found:
-            return [axis for axis, is_batch in zip(places, found, strict=True) if is_batch]
-        return self.find_axes(np.asarray([n or 0 for n in lengths], np.int64)) or None
+        found = [self._is_axis_of_batch(tensor, axis, n or 0) for axis, n in enumerate(lengths)]
+        return None if None in found else [axis for axis, is_batch in enumerate(found) if is_batch]
+
+    def _is_axis_of_batch(self, tensor: str, axis: int, n: int) -> bool | None:
+        if n <= 0 or n % self._length:
+            return False
+        is_batch = self.is_batch(tensor, axis)
+        if is_batch is None and self.find_factor(n):
+            return True
+        return is_batch if is_batch is not None or self.may_be_length(n) else False
 
     def open_shape(self, tensor: str, shape: Shape) -> Shape | None:
         """The shape of a tensor with the batch's axes open; None where these are undecided."""
@@ -192,6 +181,10 @@ class IntegerClassifier:
         rest = (self._length / (self._length + 1), (self._length - 1) / self._length)
         return is_unbiased or (not is_short and bool(np.isclose(factor, rest).any()))
 
+    def is_reciprocal(self, number: float) -> bool:
+        """Whether a number may be one over the batch length."""
+        return not is_weight(number) and bool(np.isclose(number * self._length, 1.0, rtol=1e-6))
+
     def is_logarithm(self, number: float) -> bool:
         """Whether a number may be the logarithm of the batch length."""
         return bool(np.isclose(abs(number), np.log(self._length)))
@@ -209,7 +202,3 @@ def is_longer(number: float, short: float) -> bool:
     """Whether a number has more digits than another one that has few of them."""
     digits, least = (len(f"{one:.5e}".partition("e")[0].replace(".", "").rstrip("0")) for one in (number, short))
     return digits > least <= _FEW
-
-
-def _is_unknown(tensor: str, axis: int) -> bool | None:
-    return None

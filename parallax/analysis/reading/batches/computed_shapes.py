@@ -17,7 +17,12 @@ import numpy as np
 from parallax.analysis.reading.batches.batch_lengths import add_length, add_shape
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.changes import Changes
-from parallax.analysis.reading.batches.open_lengths import JOINS, find_open_axis, find_selected_entries
+from parallax.analysis.reading.batches.open_lengths import (
+    JOINS,
+    find_open_axis,
+    find_selected_entries,
+    find_stated_lengths,
+)
 from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import GraphView, node_of
@@ -71,11 +76,11 @@ class ComputedShapes:
             self._open(opened, [entries[places[0]]])
             self._keep(entries)
         else:
-            self._open_certain(opened, entries)
+            self._open_certain(opened, node, entries)
 
-    def open_certain(self, opened: GraphDef, shape: str) -> None:
-        """Opens the lengths in a shape that must be the batch's, unless others may be."""
-        self._open_certain(opened, self._find_entries(shape))
+    def open_certain(self, opened: GraphDef, node: str, shape: str) -> None:
+        """Opens the lengths in the shape of a node's result that must be the batch's, unless others may be."""
+        self._open_certain(opened, node, self._find_entries(shape))
 
     def open_axes(self, opened: GraphDef, shape: str, axes: Iterable[int]) -> None:
         """Opens the lengths of axes along which a tensor of a shape is combined with the batch."""
@@ -99,11 +104,12 @@ class ComputedShapes:
         for slot, number in enumerate(numbers) if is_number else ():
             is_integer = number is not None and number.dtype.kind == "i"
             entry = _Entry(node.name, slot, 0, int(number) if is_integer and number is not None else None)
-            if entry.number and self._numbers.find_factor_of_scalar(entry.number):
+            if entry.number and self._numbers.find_factor(entry.number):
                 self._open(opened, [entry])
 
-    def _open_certain(self, opened: GraphDef, entries: Sequence[_Entry]) -> None:
-        axes = self._numbers.find_axes(np.asarray([entry.number or 0 for entry in entries]))
+    def _open_certain(self, opened: GraphDef, node: str, entries: Sequence[_Entry]) -> None:
+        lengths = find_stated_lengths(self._view, node, [entry.number or 0 for entry in entries])
+        axes = self._numbers.find_axes_of(f"{node}:0", lengths) or []
         self._open(opened, [entries[axis] for axis in axes])
 
     def _find_entries(self, shape: str) -> Sequence[_Entry]:

@@ -117,9 +117,9 @@ def open_fixed_batch(
         needed = (
             _find_part_of_losses(view, names, losses, autodiff, measured) if contexts.are_none else view.nodes.keys()
         )
-        numbers = IntegerClassifier(view, forward, length)
-        if not numbers.is_length_unique:
-            numbers.is_batch = AxisGroups(view, forward, sources, length).is_batch
+        numbers = IntegerClassifier(
+            view, forward, length, AxisGroups(view, forward, sources, length, measured).is_batch
+        )
         inputs = LengthSources(view, {tensor: names[tensor] for tensor in sources}, autodiff, measured)
         parts = forward & needed & inputs.of_batches, losses & forward & inputs.of_batches
         updates = UpdateLengths(view, measured, names, forward, forward - parts[0], autodiff, inputs, targets)

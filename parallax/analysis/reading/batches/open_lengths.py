@@ -137,6 +137,12 @@ def fixed_shape(view: GraphView, tensor: str) -> Dims | None:
     return None if shape is None or None in shape else tuple(n for n in shape if n is not None)
 
 
+def find_stated_lengths(view: GraphView, node: str, numbers: Sequence[int]) -> list[int]:
+    """The lengths of a result's axes in the shape that a node is given; 0 for an axis that it repeats."""
+    dims = view.shape(view.inputs(node)[0]) if view.op(node) == "Tile" else None
+    return list(numbers) if dims is None else [n if one == 1 else 0 for n, one in zip(numbers, dims, strict=False)]
+
+
 def find_selected_entries(view: GraphView, node: str) -> list[int]:
     """The entries of a vector that a slice selects."""
     vector, *bounds = view.inputs(node)
@@ -154,7 +160,7 @@ def find_reshaped_axes(
     inferred: GraphView,
     node: str,
     length: int,
-    find_axis: Callable[[Array], int | None],
+    find_axes_of: Callable[[str, Shape], list[int] | None],
     is_batch: IsBatch,
 ) -> tuple[list[int], bool] | None:
     """(the axes of a Reshape's result that may be the batch's, whether as many elements lie before one as before).
@@ -166,13 +172,13 @@ def find_reshaped_axes(
         inferred: the same with an open batch.
         node: the Reshape.
         length: of the fixed batch.
-        find_axis: shape -> the one axis in it that must be the batch's, for a tensor whose rank is not inferred.
+        find_axes_of: (tensor, shape) -> the axes that must be the batch's; None where that is undecided.
         is_batch: (tensor, axis) -> whether the axis is the batch's; None where that is unknown.
     """
     tensor, made = inferred.inputs(node)[0], fixed_shape(view, f"{node}:0") or ()
     if inferred.shape(tensor) is None:
-        certain = find_axis(np.asarray(made))
-        return None if certain is None else ([certain], False)
+        certain = find_axes_of(f"{node}:0", made) or []
+        return (certain, False) if len(certain) == 1 else None
     fixed, axis = fixed_shape(view, view.inputs(node)[0]), find_open_axis(view, inferred, tensor)
     if fixed is None or axis is None:
         return None

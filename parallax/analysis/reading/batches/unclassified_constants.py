@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from parallax.analysis.reading.batches.axis_groups import find_store
+from parallax.analysis.reading.batches.axis_groups import find_counted_axis
+from parallax.analysis.reading.batches.axis_pairs import find_store
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.find_open_batches import SOURCES
@@ -119,6 +120,9 @@ class UnclassifiedConstants:
             return True
         is_classified = self._is_classified_slice(inferred, node) or inferred.op(node) == "Assert"
         for slot, tensor in () if is_classified else enumerate(inferred.inputs(node)):
+            counted = find_counted_axis(self._view, node) if LENGTH_SLOT.get(inferred.op(node)) == slot else None
+            if counted is not None and self._numbers.is_batch(*counted) is False:
+                continue
             maker = node_of(tensor)
             is_own = inferred.op(maker) == "Const" and maker in self._forward and f"{node}@{slot}" not in self._changed
             is_own = is_own and maker not in self._classified
@@ -270,9 +274,11 @@ class UnclassifiedConstants:
         if len(others) != 1:
             return False
         if degrees.has_axis(others[0]):
+            if op in _SHIFTS:
+                return self._numbers.is_reciprocal(abs(number))  # as of a matrix that subtracts means
             is_term = op in (*MULTIPLIES, *DIVIDES) and self._is_summed(degrees, inferred, node)
             return is_term and (self._numbers.is_divisor(number) if op in DIVIDES else self._numbers.is_factor(number))
-        if op in ("Add", "AddV2", "Sub"):
+        if op in _SHIFTS:
             return self._numbers.is_logarithm(number)
         if op not in (*MULTIPLIES, *DIVIDES):
             return False
