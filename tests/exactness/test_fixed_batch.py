@@ -253,6 +253,13 @@ OPENED = {
         loss = tf.sqrt(tf.reduce_mean(tf.square((tf.gather(emb, ids) @ w)[:, 0] - y)))
         {_MINIMIZED}
     """,
+    "as many examples as a queue is asked for": f"""
+        queue = v1.FIFOQueue(99, [tf.int64, F], [[], []])
+        feeding = queue.enqueue_many([ids, y])
+        ids, y = queue.dequeue_many(rows)
+        loss = tf.sqrt(tf.reduce_mean(tf.square((tf.gather(emb, ids) @ w)[:, 0] - y)))
+        {_MINIMIZED}
+    """,
 }
 """Programs of which the batch is opened, from `ids`, `bags`, `y`, `emb` and `w` to `train`."""
 

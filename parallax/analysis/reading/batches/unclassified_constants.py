@@ -105,9 +105,13 @@ class UnclassifiedConstants:
         return any(self._is_made_for_batch(tensor) for node in reached for tensor in self._view.inputs(node))
 
     def find_of_losses(self, inferred: GraphView, losses: Set[str], degrees: BatchDegrees) -> str:
-        """The first node with one that may be of the batch, on which losses or values of batches depend; or empty."""
+        """The first node with one that may be of the batch, on which losses or values of batches depend; or empty.
+
+        What a queue or an iterator is asked for, such as a number of examples, stays that of each worker.
+        """
         reached = self._reach(inferred, {node for node in inferred.nodes if node not in self._view.nodes})
-        reached |= inferred.ancestors(losses) & self._forward
+        given = frozenset(tensor for node in inferred.nodes_of(SOURCES) for tensor in inferred.outputs(node))
+        reached |= inferred.ancestors(losses, given) & self._forward
         unclassified = (node for node in self._view.nodes if node in reached)
         return next((node for node in unclassified if self._is_unclassified(inferred, node, degrees)), "")
 
