@@ -149,6 +149,8 @@ class _WorkerNamespace:
         to.CopyFrom(node)
         to.name = of_worker(self._rank, node.name)
         to.input[:] = [_input(self._rank, name) for name in node.input]
+        if "shared_name" in to.attr and not to.attr["shared_name"].s:  # others may name what the node makes by its name
+            to.attr["shared_name"].s = node.name.encode()
         if "_class" in to.attr:
             names = to.attr["_class"].list.s
             names[:] = [_colocated(self._rank, name.decode()).encode() for name in names]

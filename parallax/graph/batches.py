@@ -10,8 +10,9 @@ sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tensorflow.core.framework import attr_value_pb2
 
@@ -21,7 +22,7 @@ from parallax.graph.view import EXAMPLES, NEXT_ITERATIONS, GraphView, node_of, o
 
 _BATCH, _LENGTH, _ELEMENTS = "_parallax_batch", "_parallax_length", "_parallax_elements"
 _ROW_ENDS = "_parallax_row_ends"
-_SPARSE = "_parallax_sparse"
+_SPARSE, _GIVER = "_parallax_sparse", "_parallax_giver"
 _OPENED, _SCRIPT = "_parallax_opened", "script/"
 """Prefixes of step names in scripts' graphs: steps that the analysis infers, as no front end has named them."""
 SUBSTITUTES = "parallax_opened/"
@@ -223,6 +224,27 @@ def mark_sparse_feed(places: Operation, values: Operation, shape: Operation) -> 
     """
     for role, op in zip(_SPARSE_ROLES, (places, values, shape), strict=True):
         _set(op, _SPARSE, f"{role} {places.name}")
+
+
+def mark_parts(giver: str, parts: Sequence[NodeDef], are_sparse: bool) -> None:
+    """Marks nodes as the parts of a sparse or ragged tensor of a batch, like those of one that is fed.
+
+    Args:
+        giver: the node that gives the batch.
+        parts: places, values and shape; or the ends of rows, the outermost first, and the elements.
+        are_sparse: whether they are the former.
+    """
+    for part in parts:
+        part.attr[_GIVER].s = giver.encode()
+    for role, part in zip(_SPARSE_ROLES, parts, strict=True) if are_sparse else ():
+        part.attr[_SPARSE].s = f"{role} {parts[0].name}".encode()
+    for ends, elements in () if are_sparse else pairwise(parts):
+        ends.attr[_ROW_ENDS].s = elements.attr[_ELEMENTS].s = elements.name.encode()
+
+
+def giver_of(node: NodeDef) -> str:
+    """The node that gives the batch of which a node is so marked as a part; empty for any other node."""
+    return _mark(node, _GIVER)
 
 
 @once_per_view

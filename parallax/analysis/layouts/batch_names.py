@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from parallax.graph.batches import batch_by_node, batch_of, batch_tensors, fixed_length, marked_nodes, sparse_feeds
+from parallax.graph.batches import (
+    are_elements,
+    are_row_ends,
+    batch_by_node,
+    batch_of,
+    batch_tensors,
+    fixed_length,
+    marked_nodes,
+    sparse_feeds,
+)
 from parallax.graph.lengths import Length, split_symbol
 from parallax.graph.view import Edge, GraphView, node_of
 from parallax.plans.layouts import (
@@ -20,6 +29,7 @@ from parallax.plans.layouts import (
     Layout,
     LayoutRewrites,
     PerExample,
+    RowEnds,
     ScaledMean,
     Sharded,
 )
@@ -66,15 +76,17 @@ class _BatchNames:
 
     def at(self, node: str, batch: str) -> str:
         """The name of a batch, by those of its sources from which a node is computed."""
-        step = batch_of(self._view.nodes[node_of(batch)])
-        sources = [one for one in self._sources.get(node, frozenset()) if batch_of(self._view.nodes[one]) == step] or [
-            node_of(batch)
-        ]
-        sources.sort(key=lambda source: self._rank[source])
+        first = node_of(batch)
+        step, found = batch_of(self._view.nodes[first]), self._sources.get(node, frozenset())
+        sources = [one for one in found if batch_of(self._view.nodes[one]) == step]
+        if are_elements(self._view.nodes[first]) or not sources:
+            sources = [first]
+        sources.sort(key=lambda source: self._rank[source] if source in self._rank else (0, 0))
         tensors = [tensor for source in sources for tensor in batch_tensors(self._view, source)]
         name = ",".join(tensors)
         examples = fixed_length(self._view.nodes[sources[0]])
-        self._named[name] = UnevenBatch(name, tensors[0], None, () if examples else tuple(tensors[1:]), examples)
+        others, has_end = () if examples else tuple(tensors[1:]), are_row_ends(self._view.nodes[sources[0]])
+        self._named[name] = UnevenBatch(name, tensors[0], None, others, examples, has_end=has_end)
         return name
 
     def of_tensor(self, tensor: str, batch: str) -> str:
@@ -107,6 +119,7 @@ class _BatchNames:
                 tensor: self._of_concatenated(node_of(tensor), layout)
                 for tensor, layout in layouts.concatenated.items()
             },
+            ends={tensor: self._of_ends(node_of(tensor), layout) for tensor, layout in layouts.ends.items()},
             fed=tuple(replace(one, batch=self.at(node_of(one.tensor), one.batch)) for one in layouts.fed),
             known_lengths={
                 tensor: self._rename_lengths(node_of(tensor), value) for tensor, value in layouts.known_lengths.items()
@@ -148,6 +161,8 @@ class _BatchNames:
     def _of_layout(self, node: str, layout: Layout) -> Layout:
         if isinstance(layout, Concatenated):
             return self._of_concatenated(node, layout)
+        if isinstance(layout, RowEnds):
+            return self._of_ends(node, layout)
         if isinstance(layout, ExampleNumbers):
             return replace(layout, part=replace(layout.part, batch=self.at(layout.of, layout.part.batch)))
         if isinstance(layout, Sharded | PerExample):
@@ -157,14 +172,18 @@ class _BatchNames:
     def _of_concatenated(self, node: str, layout: Concatenated) -> Concatenated:
         return Concatenated(tuple((length, self._of_layout(node, piece)) for length, piece in layout.pieces))
 
+    def _of_ends(self, node: str, layout: RowEnds) -> RowEnds:
+        return RowEnds(self.at(node, layout.rows), self.at(node, layout.elements))
+
     def _of_sharded(self, node: str, layout: Sharded) -> Sharded:
         return replace(layout, part=replace(layout.part, batch=self.at(node, layout.part.batch)))
 
 
 def _find_sources(view: GraphView) -> dict[str, frozenset[str]]:
     """Node -> the sources of the batches from which it is computed."""
-    sparse = sparse_feeds(view)  # their length is the number of entries
-    sources = [node for node in marked_nodes(view) if batch_of(view.nodes[node]) and node not in sparse]
+    sparse = sparse_feeds(view)  # their lengths are the numbers of entries
+    marked = [node for node in marked_nodes(view) if batch_of(view.nodes[node]) and node not in sparse]
+    sources = [node for node in marked if not are_elements(view.nodes[node]) and not are_row_ends(view.nodes[node])]
     sources_by_node: dict[str, frozenset[str]] = {node: frozenset((node,)) for node in sources}
     for node in view.topological_order():
         if node not in sources_by_node:

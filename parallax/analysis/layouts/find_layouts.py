@@ -131,7 +131,7 @@ def _find_layouts(program: VisitedGraph) -> tuple[Layouts, FetchedResults]:
     """The layouts of a step, and the results of a script's steps that depend on the global batch."""
     view, sources, variables = program.view, program.sources, program.variables
     if program.steps is not None:
-        check_fed_ends(view, program.batches)
+        check_fed_ends(view, program.batches.keys() - program.ends.keys())
     pieces = frozenset(t for source in sources for t in find_pieces(view, source))
     grown = find_grown_rows(view, (pair for source in sources for pair in find_pairs(view, source)))
     completed: dict[str, Layout] = {}

@@ -130,12 +130,12 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     outside = graph.initial | (view.ancestors(batches) - batches.keys())  # the producers of batch elements
     reached = view.descendants((node for node in (*batches, *stateful) if node not in outside), after)
     delivered = [node_of(t) for s in sources for t in s.tensors]
-    reached = {node for node in reached if node not in graph.initial and graph.is_of_step(node)}
+    reached = {node for node in reached if node not in outside and graph.is_of_step(node)}
     reported = [node for node in marked_nodes(view) if find_report_kind(view.nodes[node]) and graph.is_of_step(node)]
     if graph.steps is None and (delivered or reported):  # a script may fetch any tensor; a front end says which
         without_outputs = (node for node in view.nodes if not view.outputs(node))
         reached &= view.ancestors({*stateful, *delivered, *reported, *after, *without_outputs})
-    needed_nodes = _find_needed(view, [*delivered, *reached, *reported], batches) - after
+    needed_nodes = _find_needed(view, [*delivered, *reached, *reported], batches, outside) - after
     order = tuple(node for node in view.topological_order() if node in needed_nodes and view.op(node) != "NoOp")
     fields_of_graph = {one.name: getattr(graph, one.name) for one in fields(graph)}
     sparse = {node: feed for node, feed in sparse_feeds(view).items() if node in batches}
@@ -150,12 +150,20 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
     )
 
 
-def _find_needed(view: GraphView, nodes: Sequence[str], batches: Mapping[str, str]) -> set[str]:
-    """Some nodes and all their ancestors, except the producers of batch elements."""
+def _find_needed(view: GraphView, nodes: Sequence[str], batches: Mapping[str, str], outside: Set[str]) -> set[str]:
+    """Some nodes and all their ancestors, except the producers of batch elements.
+
+    Args:
+        view: the graph.
+        nodes: where to begin.
+        batches: as in VisitedGraph.
+        outside: such producers, and others for which a node may only wait.
+    """
     needed_nodes, waiting = set(nodes), list(nodes)
     while waiting:
         node = waiting.pop()
-        for needed in view.nodes_before(node) if node not in batches else ():
+        before = [*map(node_of, view.inputs(node)), *(one for one in view.controls(node) if one not in outside)]
+        for needed in before if node not in batches else ():
             if needed not in needed_nodes:
                 needed_nodes.add(needed)
                 waiting.append(needed)

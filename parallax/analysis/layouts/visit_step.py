@@ -162,6 +162,7 @@ def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact
     if node in program.ends:
         return step.all_outputs(node, RowEnds(batch, program.ends[node]), (Length.of(batch) + ONE,))
     others = [tensor for tensor in view.outputs(node) if tensor not in batch_tensors(view, node)]
+    others = [tensor for tensor in others if any(edge.node in program.order for edge in program.takers(tensor))]
     if others:
         raise GraphError(
             f"{view.op(node)} {node!r} gives batches of open length, but its output {others[0]!r} has the shape "

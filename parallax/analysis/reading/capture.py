@@ -34,6 +34,7 @@ from parallax.analysis.reading.construction.recorded_gradients import (
     losses_of,
     records_in,
 )
+from parallax.analysis.reading.element_parts import with_element_parts
 from parallax.analysis.reading.lazy.row_sums import with_rows_added_once
 from parallax.analysis.reading.lazy.updates import LazyTable, lazy_updates
 from parallax.analysis.reading.list_shapes import open_list_shapes
@@ -198,7 +199,7 @@ def capture(
     is_open = {name for name, node in view.nodes.items() if node.op in VARIABLES and _shape_of(node) is None}
     view = _with_initial_shapes(graph, view, is_open) if is_open else view
     if synchronous and by_layouts is not False:
-        view = _with_placeholders_shapes(view)
+        view = _with_placeholders_shapes(view if has_front_end else with_element_parts(view))
     added, sums = with_rows_added_once(view.graph_def, view)
     view = view if added is view.graph_def else GraphView(added)
     lazy: tuple[LazyTable, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from parallax.graph.batches import has_loops, is_opened, mark_batch_of_script, sparse_feeds
+from parallax.graph.batches import giver_of, has_loops, is_opened, mark_batch_of_script, sparse_feeds
 from parallax.graph.control_flow import branches_of, loop_conditions
 from parallax.graph.view import GraphView, node_of
 
@@ -97,6 +97,10 @@ def _groups(view: GraphView, sources: list[str], autodiff: Set[str]) -> list[lis
     for node, feed in sparse_feeds(view).items():
         if node in root and feed.places in root:
             root[find(node)] = find(feed.places)
+    of_giver = {node: node for node in sources}
+    for node in sources:
+        if giver := giver_of(view.nodes[node]):
+            root[find(node)] = find(of_giver.setdefault(giver, node))
     begun, of_tensor, known = set(sources), dict[str, str](), -1
     while len(of_tensor) > known and sources:  # an iteration reads the results of the preceding one
         known = len(of_tensor)

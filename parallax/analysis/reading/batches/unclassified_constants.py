@@ -110,9 +110,10 @@ class UnclassifiedConstants:
         What a queue or an iterator is asked for, such as a number of examples, stays that of each worker.
         """
         reached = self._reach(inferred, {node for node in inferred.nodes if node not in self._view.nodes})
-        given = frozenset(tensor for node in inferred.nodes_of(SOURCES) for tensor in inferred.outputs(node))
+        sources = inferred.nodes_of(SOURCES)
+        given = frozenset(tensor for node in sources for tensor in inferred.outputs(node))
         reached |= inferred.ancestors(losses, given) & self._forward
-        unclassified = (node for node in self._view.nodes if node in reached)
+        unclassified = (node for node in self._view.nodes if node in reached and node not in sources)
         return next((node for node in unclassified if self._is_unclassified(inferred, node, degrees)), "")
 
     def _is_unclassified(self, inferred: GraphView, node: str, degrees: BatchDegrees) -> bool:
