@@ -103,6 +103,20 @@ def test_a_loss_that_is_weighed_by_a_variable_is_that_of_the_global_batch_where_
     assert mean.name not in completed
 
 
+def test_summaries_of_queues_are_each_worker_s_beside_those_of_the_global_batch() -> None:
+    def build(rows: int | None) -> list[Any]:
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        batch = v1.train.batch([x], rows, capacity=99, enqueue_many=True)
+        loss = tf.sqrt(tf.reduce_mean(tf.square(batch @ v1.get_variable("w", [4, 3]))))
+        v1.summary.scalar("loss", loss)
+        train = v1.train.GradientDescentOptimizer(0.3).minimize(loss)
+        (runner,) = v1.get_collection(v1.GraphKeys.QUEUE_RUNNERS)
+        return [runner.enqueue_ops[0], tf.group(train, v1.summary.merge_all())]
+
+    outcome = tried(build, {"x": FEEDS["x"]}, is_open=False)
+    assert (outcome.kind, outcome.message, outcome.notes) == ("equal", "", ())
+
+
 def test_gradients_that_no_update_needs_do_not_keep_a_branch_from_being_gathered() -> None:
     def build(rows: int | None) -> Any:
         x = v1.placeholder(tf.float32, [rows, 4], name="x")

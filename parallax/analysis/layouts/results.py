@@ -16,6 +16,9 @@ from parallax.analysis.reading.lowering.functional_control_flow import condition
 from parallax.graph.view import Edge
 from parallax.plans.layouts import Partial, Sharded
 
+_JOINS_SUMMARIES = "MergeSummary"
+"""A worker joins its summaries alone: those of a queue, or of an evaluation's input, are its own."""
+
 
 class FetchedResults(NamedTuple):
     """Results of a script's steps that depend on the global batch.
@@ -44,7 +47,8 @@ def find_results(program: VisitedGraph, step: StepWalk) -> FetchedResults:
         takes = not of_all.isdisjoint(inputs) or any(Edge(node, slot) in changed for slot in range(len(inputs)))
         takes = takes or node in step.mixing
         if not outputs or outputs[0] not in facts:
-            if takes and node not in steps and conditional_of(node) not in program.replaced:
+            is_joined = view.op(node) == _JOINS_SUMMARIES
+            if takes and not is_joined and node not in steps and conditional_of(node) not in program.replaced:
                 results.followed.append(node)
                 of_all.update(outputs)
             continue
