@@ -301,3 +301,25 @@ def test_ops_on_sequences_keep_the_length_that_all_have(case: str) -> None:
     feeds = {"x": lambda rng, rows: rng.randn(rows, 6, 3), "lengths": lambda rng, rows: rng.randint(1, 7, [rows])}
     found = tried(build, feeds)
     assert (found.kind, found.gathers) == ("equal", ()), found
+
+
+@pytest.mark.parametrize("beside", ["positions", "a mask of matrices"])
+def test_words_that_are_taken_out_of_texts_of_open_length_stay_with_their_workers(beside: str) -> None:
+    """As a Transformer's layers do without padding: all lengths follow from that of the texts."""
+
+    def build(rows: int | None) -> Any:
+        ids = v1.placeholder(tf.int64, [rows, None], name="ids")
+        rows, longest = tf.shape(ids)[0], tf.shape(ids)[1]
+        h = tf.gather(v1.get_variable("emb", [11, 4]), ids)
+        if beside == "positions":
+            h += tf.gather(v1.get_variable("positions", [9, 4]), tf.tile(tf.range(longest)[None], [rows, 1]))
+        else:
+            mask = tf.linalg.band_part(tf.ones([longest, longest]), -1, 0)
+            h += tf.matmul(tf.matmul(h, h, transpose_b=True) * mask[None], h)
+        words = tf.cast(tf.where(tf.reshape(ids, [-1]) > 2), tf.int32)
+        taken = tf.tanh(tf.gather_nd(tf.reshape(h, [-1, 4]), words) @ v1.get_variable("w", [4, 4]))
+        back = tf.reshape(tf.scatter_nd(words, taken, [rows * longest, 4]), [rows, longest, 4])
+        return v1.train.AdagradOptimizer(0.3).minimize(tf.sqrt(tf.reduce_mean(tf.square(tf.reduce_sum(back, 1) - 1.0))))
+
+    found = tried(build, {"ids": lambda rng, rows: rng.randint(0, 11, [rows, 6])})
+    assert (found.kind, found.message, found.gathers) == ("equal", "", ())

@@ -109,6 +109,8 @@ def make_axis_rule(find_axes: FindAxes, drops_axes: bool = False, keeps_shape: b
         facts = step.inputs(node)
         fact, axes = facts[0], find_axes(facts)
         dims = fact.dims if keeps_shape else None
+        if dims is not None and fact.value is None and all(one.is_same for one in facts):
+            return step.all_outputs(node, REPLICATED, dims)
         if axes is not None and fact.is_sum and step.view.op(node) in _LINEAR_ALONG:
             return step.all_outputs(node, fact.layout, dims)
         if axes is None or fact.axis is None or fact.part is None or fact.rank is None:

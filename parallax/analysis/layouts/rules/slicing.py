@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from parallax.analysis.layouts.rules.facts import Fact
+from parallax.analysis.layouts.rules.facts import REPLICATED, Dims, Fact
 from parallax.analysis.layouts.rules.reshaping import find_block, keep_plain, restate_length
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.graph.lengths import ONE, Length
@@ -113,10 +113,11 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
     """StridedSlice: the sharded axis must be selected in full, or a block of it."""
     facts = step.inputs(node)
     fact = facts[0]
-    if all(f.is_same or f.is_lengths for f in facts):
-        return keep_plain(step, node, facts)
     begin, end, stride = (f.values() for f in facts[1:])
     masks = _read_masks(step, node)
+    if all(f.is_same or f.is_lengths for f in facts):
+        has_axes = fact.is_same and fact.value is None and begin is not None and fact.rank is not None
+        return keep_plain(step, node, facts, _find_dims(step, node, REPLICATED) if has_axes else None)
     if is_partial(fact):
         step.replicate(node, (1, 2, 3))
         return step.all_outputs(node, fact.layout)
@@ -137,24 +138,40 @@ def slice_strided(step: StepWalk, node: str) -> list[Fact] | None:
     if part is None:
         return None
     _localize_places(step, node, (1, 2), entry, fact.part)
-    known = step.fact(f"{node}:0", Sharded(result, part)).dims
+    return step.all_outputs(node, Sharded(result, part), _find_dims(step, node, Sharded(result, part)))
+
+
+def _find_dims(step: StepWalk, node: str, layout: Layout) -> Dims | None:
+    """The lengths of a StridedSlice, which has those of the axes that it selects in full; None where these are unknown.
+
+    Args:
+        step: the traversal.
+        node: the slice.
+        layout: of its result.
+    """
+    fact, *bounds = step.inputs(node)
+    masks, begin, stride = _read_masks(step, node), bounds[0].values() or (), bounds[2].values()
+    if fact.dims is None:
+        return None
+    place = _find_axes(len(begin), masks, len(fact.dims))
+    known = step.fact(f"{node}:0", layout).dims
     count = len(begin) - bin(masks["ellipsis"]).count("1") - bin(masks["shrink_axis"]).count("1")
-    dims = list(known or (ONE,) * max(count, *(left + 1 for _, left in place.values() if left is not None)))
+    dims = list(known or (ONE,) * max(count, *(left + 1 for _, left in place.values() if left is not None), 0))
     for axis, (cut, left) in place.items():
         is_whole = cut is None or (
             masks["begin"] >> cut & 1 and masks["end"] >> cut & 1 and stride and stride[cut] == ONE
         )
-        if left is None or fact.dims is None:
+        if left is None:
             continue
         if is_whole:
             dims[left] = fact.dims[axis]
         elif cut is not None:
-            measured = _measure(fact.dims[axis], facts[1:], masks, cut)
+            measured = _measure(fact.dims[axis], bounds, masks, cut)
             if known is None:
                 dims[left] = measured or Length.of(f"{step.prefix}{node}[{left}]")
             elif measured is not None and axis != fact.axis:  # whose length is that of the sharding
                 dims[left] = measured
-    return step.all_outputs(node, Sharded(result, part), None if fact.dims is None else tuple(dims))
+    return tuple(dims)
 
 
 def count_ends(step: StepWalk, edge: Edge, axis: int) -> int:
