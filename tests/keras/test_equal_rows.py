@@ -74,6 +74,19 @@ class TwoTables(keras.Model):
         return tf.reduce_sum(tf.reshape(each, [-1, 4]), 1, keepdims=True)
 
 
+class TiedTable(keras.Model):
+    """One table for two lookups and for scores of all of its rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = self.add_weight(shape=(12, 3), name="table")
+
+    def call(self, ids):
+        table = self.table.value
+        rows = tf.gather(table, ids[:, 0]) + tf.gather(table, ids[:, 1])
+        return tf.reduce_mean(tf.tanh(rows @ tf.transpose(table)), 1, keepdims=True)
+
+
 def one_table():
     return keras.Sequential(
         [keras.Input((4,), dtype="int32"), layers.Embedding(12, 3), layers.Flatten(), layers.Dense(1)]
@@ -95,8 +108,9 @@ def fitted(make, optimizer, train):
         (one_table, lambda: OfRowsAfterTheirSum(0.5)),
         (TwoTables, lambda: optimizers.Adam(0.1)),
         (TwoTables, lambda: optimizers.Adagrad(0.1)),
+        (TiedTable, lambda: optimizers.Adam(0.1, epsilon=0.1)),
     ],
-    ids=["three functions", "one function", "rows after their sum", "two tables", "two tables, rows alone"],
+    ids=["three functions", "one function", "rows after their sum", "two tables", "two tables, rows alone", "tied"],
 )
 def test_sums_of_functions_of_equal_rows_are_those_of_plain_keras(make, optimizer):
     def run(train):
@@ -133,3 +147,10 @@ def test_an_optimizer_that_takes_one_sum_sends_no_more():
     model = one_table()
     model.compile(optimizers.Lion(0.1), "mse")
     assert not [note for note in plan_of_fit(model, IDS, Y, batch_size=5).notes if "duplicate gradient rows" in note]
+
+
+@pytest.mark.parametrize("optimizer", [optimizers.SGD, optimizers.Adam])
+def test_lookups_of_a_tied_table_gather_no_row_numbers(optimizer):
+    model = TiedTable()
+    model.compile(optimizer(0.1), "mse")
+    assert not [note for note in plan_of_fit(model, IDS, Y, batch_size=5).notes if "all-gathered" in note]

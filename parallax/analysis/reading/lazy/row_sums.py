@@ -148,6 +148,8 @@ def _sums(view: GraphView, table: str, indices: str, shape: tuple[int, ...], cor
     known = all(one.powers for own in terms.values() for one in own)
     if not known or not rows or len(result.functions) > _MOST_FUNCTIONS:
         raise NotLinearError
+    if [view.op(edge.node) for edge in terms] == [SUM_OF_ROWS]:
+        raise NotLinearError  # a single sum, of no update by rows
     needed = view.ancestors([node_of(indices), *map(node_of, rows)])
     if any(edge.node in needed for edge in terms):
         raise NotLinearError  # rows computed from sums with other rows
