@@ -64,6 +64,17 @@ class Patches(layers.Layer):
         return tf.image.extract_patches(x, [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID")
 
 
+class Recomputed(layers.Layer):
+    """A layer whose activations are computed again for its gradients, to save memory."""
+
+    def build(self, shape):
+        self.inner = layers.Dense(6, activation="tanh")
+        self.inner.build(shape)
+
+    def call(self, x):
+        return tf.recompute_grad(lambda given: self.inner(given))(x)
+
+
 def dense():
     return keras.Sequential([keras.Input((6,)), layers.Dense(6)])
 
@@ -71,6 +82,10 @@ def dense():
 def of_patches():
     first = [keras.Input((8, 8, 3)), layers.Conv2D(2, 3), Patches(), layers.Flatten()]
     return keras.Sequential([*first, layers.Dense(1)])
+
+
+def of_recomputed():
+    return keras.Sequential([keras.Input((6,)), Recomputed(), Recomputed(), layers.Dense(1)])
 
 
 def check(model, loss, x, are_gathered=False):
@@ -98,6 +113,10 @@ def test_a_loss_of_each_example_gathers_nothing(name):
 
 def test_patches_of_images_gather_nothing():
     check(of_patches, "mse", IMAGES)
+
+
+def test_layers_that_are_computed_again_for_their_gradients_gather_nothing():
+    check(of_recomputed, "mse", X)
 
 
 @pytest.mark.rotates

@@ -23,6 +23,7 @@ from parallax.graph.spec import GradientSource
 from parallax.graph.view import Edge, GraphView, node_of
 
 NO_ARRAYS = (20, 21)  # types.proto: resource, variant
+_WITHOUT_NAN = (3, 4, 5, 6, 7, 9, 10, 17, 22, 23)  # types.proto: integers, string, bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class VisitedGraph(TrainingGraph):
         lengths: node that is the length of a global batch -> the placeholder of that batch.
         ends: placeholder of row splits -> the placeholder of their elements.
         sparse: placeholder -> the fed sparse tensor of which it is a part.
+        compared: nodes whose values nothing depends on, as only comparisons with themselves read them.
     """
 
     order: tuple[str, ...] = ()
@@ -78,6 +80,7 @@ class VisitedGraph(TrainingGraph):
     lengths: Mapping[str, str] = field(default_factory=dict)
     ends: Mapping[str, str] = field(default_factory=dict)
     sparse: Mapping[str, SparseFeed] = field(default_factory=dict)
+    compared: Set[str] = frozenset()
 
     @property
     def row_batches(self) -> Set[str]:
@@ -147,7 +150,25 @@ def find_step(graph: TrainingGraph) -> VisitedGraph:
         lengths=lengths,
         ends=elements_of_rows(view),
         sparse=sparse,
+        compared=_find_compared(view, order, batches.keys() | {*stateful, *delivered, *reported}),
     )
+
+
+def _find_compared(view: GraphView, order: Sequence[str], kept: Set[str]) -> set[str]:
+    """Nodes, except some, whose values only comparisons of a scalar with itself read, as in `tf.recompute_grad`."""
+    found: set[str] = set()
+    for node in reversed(order):
+        takers = [edge.node for tensor in view.outputs(node) for edge in view.consumers(tensor)]
+        if takers and node not in kept and all(one in found or _is_always_true(view, one) for one in takers):
+            found.add(node)
+    return found
+
+
+def _is_always_true(view: GraphView, node: str) -> bool:
+    """Whether a node compares a scalar that cannot be NaN with itself."""
+    inputs = [view.source(tensor) for tensor in view.inputs(node)]
+    is_scalar = view.op(node) == "Equal" and view.shape(f"{node}:0") == ()
+    return is_scalar and inputs[0] == inputs[1] and view.dtype(inputs[0]) in _WITHOUT_NAN
 
 
 def _find_needed(view: GraphView, nodes: Sequence[str], batches: Mapping[str, str], outside: Set[str]) -> set[str]:

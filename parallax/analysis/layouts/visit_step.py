@@ -91,6 +91,8 @@ def _find_facts(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
             f"Cannot analyse {op} {node!r}: it is unknown whether its input {missing[0]!r} is sharded or replicated. "
             f"{REMEDY}"
         )
+    if node in program.compared:
+        return step.all_outputs(node, REPLICATED)
     if not view.outputs(node):  # an assertion, which reads its worker's values, and lengths of the global batch
         for slot, fact in enumerate(step.inputs(node)):
             if fact.is_lengths:
