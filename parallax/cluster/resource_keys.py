@@ -69,12 +69,7 @@ HOST_KEYS = (
         "Workers without a GPU. 0: servers only; then give `servers`.",
         "1; `localhost`: one per GPU, or two without a GPU",
     ),
-    Key(
-        "servers",
-        "a number of servers",
-        "TensorFlow servers, if the plan has any.",
-        "1",
-    ),
+    Key("servers", "a number of servers", "TensorFlow servers, if the plan has any.", "1"),
     Key(
         "bandwidth",
         "a rate in bits per second like 10gbit or 200mbit",

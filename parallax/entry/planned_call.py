@@ -29,11 +29,7 @@ from parallax.settings.environment import Settings, settings
 from parallax.settings.merge import merge_settings
 from parallax.settings.modes import resolve_sync
 
-_OPTIONS = {
-    "memory": "--memory",
-    "html": "--html",
-    "measure": "--measure",
-}
+_OPTIONS = {"memory": "--memory", "html": "--html", "measure": "--measure"}
 """Features that not every kind of plan supports: settings, and their options."""
 _UNSUPPORTED = {"stages": ("measure",), "islands": ("memory", "html", "measure")}
 """By kind of plan the features that it does not support yet."""

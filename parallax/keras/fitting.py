@@ -209,10 +209,7 @@ def check_traced(name: str, traced: ModelStep) -> None:
 
 
 def run_fit(
-    fit: FitCall,
-    original: Callable[..., KerasHistory],
-    running: RemoteSteps,
-    tables: TableConfig = _NO_LARGE_ONES,
+    fit: FitCall, original: Callable[..., KerasHistory], running: RemoteSteps, tables: TableConfig = _NO_LARGE_ONES
 ) -> tuple[KerasHistory, dict[str, PortableValue]]:
     """Executes a call of `fit` by steps that workers run.
 

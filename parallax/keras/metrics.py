@@ -7,16 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from parallax.base.types import (
-    ConcreteFunction,
-    GraphDef,
-    Logs,
-    Operation,
-    Session,
-    Tensor,
-    Value,
-    Variable,
-)
+from parallax.base.types import ConcreteFunction, GraphDef, Logs, Operation, Session, Tensor, Value, Variable
 
 
 class LogsOfSums:

@@ -170,11 +170,7 @@ def variables_of(model: KerasModel, captured: Sequence[Variable] = ()) -> list[S
 
 
 def _trace_by_length(
-    model: KerasModel,
-    step: Callable[[Nest], Logs],
-    spec: Nest,
-    declared: Nest,
-    replicated: Sequence[Variable] = (),
+    model: KerasModel, step: Callable[[Nest], Logs], spec: Nest, declared: Nest, replicated: Sequence[Variable] = ()
 ) -> ModelStep:
     """The step traced for batches of any length; or for their declared one, if it needs a number."""
     specs = [one for one in tf.nest.flatten(declared) if one is not None]

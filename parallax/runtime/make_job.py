@@ -61,13 +61,7 @@ def check_profile(config: Config, num_workers: int) -> None:
 
 
 def job_of(
-    graph: Graph,
-    analysed: AnalysedGraph,
-    plan: Plan,
-    cluster: Cluster,
-    config: Config,
-    mine: Settings,
-    seed: int,
+    graph: Graph, analysed: AnalysedGraph, plan: Plan, cluster: Cluster, config: Config, mine: Settings, seed: int
 ) -> Job:
     """Builds the job of a plan, whose workers run the script; `mine` has the workers' settings."""
     from parallax.analysis.reading.construction.launcher_graph import pack_graph

@@ -171,10 +171,7 @@ def _bound_staleness(
 
 
 def _scaffold(
-    worker_graph: WorkerGraph,
-    initializers: list[Operation],
-    later: list[list[str]],
-    resume: Callable[[Session], None],
+    worker_graph: WorkerGraph, initializers: list[Operation], later: list[list[str]], resume: Callable[[Session], None]
 ) -> Scaffold:
     """Returns the ops that TensorFlow runs before the first step, in the default graph."""
     return v1.train.Scaffold(

@@ -319,11 +319,7 @@ def _first_steps(
 
 
 def _guard(
-    config: Config,
-    members: ProcessGroup,
-    worker: WorkerContext,
-    analysed: AnalysedGraph,
-    worker_graph: WorkerGraph,
+    config: Config, members: ProcessGroup, worker: WorkerContext, analysed: AnalysedGraph, worker_graph: WorkerGraph
 ) -> Guard | None:
     """The guard, if there are several workers with replicated state."""
     if not config.guard or members.replicas == 1 or not worker_graph.synchronous:

@@ -208,59 +208,34 @@ class Config:
     )
     model_profile: Path | str | None = setting(
         None,
-        Option(
-            (RUN, PLAN, SIMULATE),
-            "plan with `profile`'s touched rows",
-            "FILE",
-            ("--profile",),
-            parse=absolute,
-        ),
+        Option((RUN, PLAN, SIMULATE), "plan with `profile`'s touched rows", "FILE", ("--profile",), parse=absolute),
         rule=checks.path_or_none,
     )
     tables: TableConfig = setting(TableConfig, rule=partial(checks.instance_of, kind=TableConfig))
     replan: ReplanConfig = setting(ReplanConfig, rule=_replan)
     restart: RestartConfig = setting(RestartConfig, rule=partial(checks.instance_of, kind=RestartConfig))
     wire_dtype: str | None = setting(
-        None,
-        Option(
-            (RUN, PLAN, VERIFY, SIMULATE),
-            "half precision on the wire",
-            choices=WIRE_DTYPES,
-        ),
-        rule=_wire_dtype,
+        None, Option((RUN, PLAN, VERIFY, SIMULATE), "half precision on the wire", choices=WIRE_DTYPES), rule=_wire_dtype
     )
     accumulate_steps: int = setting(
-        1,
-        Option((RUN, PLAN, VERIFY, SIMULATE), "update once for K batches", "K", parse=positive),
-        rule=checks.number,
+        1, Option((RUN, PLAN, VERIFY, SIMULATE), "update once for K batches", "K", parse=positive), rule=checks.number
     )
     stages: int | str | Sequence[str] | None = setting(
         None,
-        Option(
-            (RUN, PLAN, VERIFY),
-            "cut into P stages, after ops or layers (OP,OP), or as is fastest (auto)",
-            "P",
-        ),
+        Option((RUN, PLAN, VERIFY), "cut into P stages, after ops or layers (OP,OP), or as is fastest (auto)", "P"),
         rule=_stages,
     )
     micro_batches: int | None = setting(
         None,
         Option(
-            (RUN, PLAN, VERIFY),
-            "with --stages: update once for M batches, or M parts of Keras's",
-            "M",
-            parse=positive,
+            (RUN, PLAN, VERIFY), "with --stages: update once for M batches, or M parts of Keras's", "M", parse=positive
         ),
         rule=checks.number_or_none,
     )
     staleness: int | None = setting(None, rule=partial(checks.number_or_none, least=0))
     islands: Islands | None = setting(
         None,
-        Option(
-            (RUN, PLAN, VERIFY),
-            "average islands of workers: every=8,pull=0.5 (docs/islands.md)",
-            "SETTINGS",
-        ),
+        Option((RUN, PLAN, VERIFY), "average islands of workers: every=8,pull=0.5 (docs/islands.md)", "SETTINGS"),
         rule=_islands,
     )
     examples: int | None = setting(
@@ -274,13 +249,7 @@ class Config:
     batch_norm: str = setting("global", rule=_batch_norm)
     overlap: bool = setting(False, rule=checks.truth)
     compute_dtype: str | None = setting(
-        None,
-        Option(
-            (RUN, VERIFY, PROFILE),
-            "products in bfloat16",
-            choices=COMPUTE_DTYPES,
-        ),
-        rule=_compute_dtype,
+        None, Option((RUN, VERIFY, PROFILE), "products in bfloat16", choices=COMPUTE_DTYPES), rule=_compute_dtype
     )
     guard: bool = setting(True, rule=checks.truth)
     seed: int | None = setting(None, rule=partial(checks.number_or_none, most=2**31 - 1))

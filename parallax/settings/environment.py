@@ -150,14 +150,11 @@ class Settings:
     measure_steps: int | None = setting(None, Option((RUN,), "default 20", "K", parse=positive))
     verify_first: int | None = setting(None, Option((RUN,), "compare K updates with one process", "K", parse=positive))
     json: str | None = setting(
-        None,
-        Option((PLAN,), "write the plan", "FILE"),
-        Option((DOCTOR,), "write the findings", "FILE"),
+        None, Option((PLAN,), "write the plan", "FILE"), Option((DOCTOR,), "write the findings", "FILE")
     )
     explain: str | None = setting(None, Option((PLAN, SHOW), "everything about it", "VARIABLE"))
     memory: bool | None = setting(
-        None,
-        Option((PLAN,), "every process's memory and the largest batch (also for --json)", const=True),
+        None, Option((PLAN,), "every process's memory and the largest batch (also for --json)", const=True)
     )
     all: bool | None = setting(None, Option((PLAN, SHOW), "a row per variable", const=True))
     html: str | None = setting(None, Option((PLAN, SIMULATE, SHOW), "page for a browser", "FILE", parse=absolute))
@@ -171,21 +168,12 @@ class Settings:
         None, Option((VERIFY, PROFILE), "FILE.npz, or FILE.py:FUNCTION(step, worker, num_workers)", "FILE")
     )
     fetch: str | None = setting(
-        None,
-        Option((VERIFY, PROFILE), "op to run (default: the optimizer's; a wrong name lists others)", "NAME"),
+        None, Option((VERIFY, PROFILE), "op to run (default: the optimizer's; a wrong name lists others)", "NAME")
     )
     tolerance: float | None = setting(
-        None,
-        Option(
-            (VERIFY,),
-            "largest error/change (default 1e-5; in half precision: steps x rounding)",
-            parse=float,
-        ),
+        None, Option((VERIFY,), "largest error/change (default 1e-5; in half precision: steps x rounding)", parse=float)
     )
-    claims: bool | None = setting(
-        None,
-        Option((VERIFY,), "also check every tensor", const=True),
-    )
+    claims: bool | None = setting(None, Option((VERIFY,), "also check every tensor", const=True))
     joined_args: str | None = setting(None, Option((VERIFY,), "the one process's arguments", "ARGS", parse=_one_a_line))
     init: str | None = setting(None, Option((PROFILE,), "op that initializes an iterator", "NAME", repeats=True))
     compute: bool | None = setting(None, Option((PROFILE,), "also time steps in one process", const=True))

@@ -134,17 +134,10 @@ class CheckPointConfig:
         25.0, Option((RUN,), "seconds to save and end at SIGTERM (default 25)", "S", parse=float)
     )
     folder_timeout_s: float = setting(
-        600.0,
-        Option(
-            (RUN,),
-            "end the job if its folder hangs for S seconds (default 600)",
-            "S",
-            parse=float,
-        ),
+        600.0, Option((RUN,), "end the job if its folder hangs for S seconds (default 600)", "S", parse=float)
     )
     memory_steps: int | None = setting(
-        None,
-        Option((RUN, PLAN), "copy the state to hosts' memory every K steps", "K", parse=positive),
+        None, Option((RUN, PLAN), "copy the state to hosts' memory every K steps", "K", parse=positive)
     )
     memory_dir: Path | str = setting(
         "/dev/shm", Option((RUN,), "file system in memory (default /dev/shm)", "DIR", parse=absolute)
@@ -200,16 +193,13 @@ class TableConfig:
     """
 
     traced_bytes: int = setting(
-        64 * 2**20,
-        Option(OF_SCRIPTS, "size from which owners initialize Keras variables", "N", parse=positive),
+        64 * 2**20, Option(OF_SCRIPTS, "size from which owners initialize Keras variables", "N", parse=positive)
     )
     whole_bytes: int = setting(
-        4 * 2**30,
-        Option((RUN,), "limit for one process's large Keras variables", "N", parse=positive),
+        4 * 2**30, Option((RUN,), "limit for one process's large Keras variables", "N", parse=positive)
     )
     tables_dir: Path | str | None = setting(
-        None,
-        Option((RUN,), "where `fit` writes larger models' variables", "DIR", parse=absolute),
+        None, Option((RUN,), "where `fit` writes larger models' variables", "DIR", parse=absolute)
     )
 
     def __post_init__(self) -> None:
@@ -287,9 +277,7 @@ class ReplanConfig:
     """
 
     mode: str = setting(
-        OFF,
-        Option((RUN, VERIFY), "print (ask) or take (on) a better plan", choices=REPLAN_MODES),
-        name="replan",
+        OFF, Option((RUN, VERIFY), "print (ask) or take (on) a better plan", choices=REPLAN_MODES), name="replan"
     )
     margin: float = 0.1
     after_steps: int = setting(

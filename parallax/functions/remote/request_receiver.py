@@ -50,10 +50,7 @@ class RequestReceiver:
     """
 
     def __init__(
-        self,
-        channel: DriverConnection | None,
-        workers: Comm,
-        prepare: Callable[[DriverRequest, Picklable], Picklable],
+        self, channel: DriverConnection | None, workers: Comm, prepare: Callable[[DriverRequest, Picklable], Picklable]
     ) -> None:
         self._channel, self._workers, self._prepare = channel, workers, prepare
         self._ahead: deque[tuple[DriverRequest, Picklable]] = deque()

@@ -36,10 +36,7 @@ BIND_NOW = "LD_BIND_NOW"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST = re.compile(r"[A-Za-z0-9.-]+")
 # Set by the launch itself.
-_RESERVED = (
-    *(BIND_NOW, CONTROL_FD, HOST_ADDRESS, JOB_ID, LISTEN_ADDRESS, LISTEN_PORT, SECRET),
-    PREEMPTION_FD,
-)
+_RESERVED = (*(BIND_NOW, CONTROL_FD, HOST_ADDRESS, JOB_ID, LISTEN_ADDRESS, LISTEN_PORT, SECRET), PREEMPTION_FD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +174,7 @@ def worker_variables(mine: Settings, cluster: Cluster, servers: tuple[int, ...])
         servers: the host number of each server.
     """
     path = python_path_with(Path(__file__).resolve().parents[3])
-    return (
-        *as_variables(mine).items(),
-        *with_defaults(worker_defaults(cluster, servers)),
-        ("PYTHONPATH", path),
-    )
+    return (*as_variables(mine).items(), *with_defaults(worker_defaults(cluster, servers)), ("PYTHONPATH", path))
 
 
 def _check_hosts(cluster: Cluster) -> None:

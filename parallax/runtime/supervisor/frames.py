@@ -101,13 +101,7 @@ class Pulse:
 
 
 Frame = Start | Text | Control | Exit | Pulse
-_CLASS_BY_KIND: dict[str, Any] = {
-    "start": Start,
-    "text": Text,
-    "control": Control,
-    "exit": Exit,
-    "pulse": Pulse,
-}
+_CLASS_BY_KIND: dict[str, Any] = {"start": Start, "text": Text, "control": Control, "exit": Exit, "pulse": Pulse}
 _KIND_BY_CLASS = {kind: name for name, kind in _CLASS_BY_KIND.items()}
 
 

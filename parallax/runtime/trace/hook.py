@@ -234,10 +234,7 @@ def _now_us() -> float:
 
 
 def _server_offsets(
-    servers: tuple[int, ...],
-    hosts: tuple[int, ...],
-    offsets: tuple[Offset, ...],
-    bounds: tuple[dict[int, Bounds], ...],
+    servers: tuple[int, ...], hosts: tuple[int, ...], offsets: tuple[Offset, ...], bounds: tuple[dict[int, Bounds], ...]
 ) -> dict[int, Offset]:
     """The offsets of the servers' clocks: those of a worker on their host, or estimated from messages."""
     offset_by_server = {}

@@ -22,12 +22,7 @@ from parallax.base.types import Array, ArrayOnWorker0, Comm, Session, Value
 from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.redistribute_rows import DistributedRows, bytes_of, empty, send_rows
-from parallax.runtime.checkpoint.rows.row_ops import (
-    PickedRows,
-    RowOps,
-    RowReader,
-    WholeAccess,
-)
+from parallax.runtime.checkpoint.rows.row_ops import PickedRows, RowOps, RowReader, WholeAccess
 from parallax.runtime.worker.barrier import barrier
 
 

@@ -72,11 +72,7 @@ class RestartOptions:
 
 
 def launch_restarting(
-    options: RestartOptions,
-    hosts: tuple[str, ...],
-    job_on: JobOn,
-    launch: Launch,
-    caught: list[int] | None = None,
+    options: RestartOptions, hosts: tuple[str, ...], job_on: JobOn, launch: Launch, caught: list[int] | None = None
 ) -> JobEnd:
     """Runs a job on all hosts until it succeeds or is not worth a restart; returns the end of the last one.
 

@@ -128,11 +128,7 @@ class DirectRuns:
         return bool(self._waits_for)
 
     def _run(
-        self,
-        tensors: tuple[str, ...],
-        feeds: Mapping[str, Value],
-        overlaps: bool,
-        request: TraceRequest | None = None,
+        self, tensors: tuple[str, ...], feeds: Mapping[str, Value], overlaps: bool, request: TraceRequest | None = None
     ) -> list[Value] | None:
         key = (tensors, tuple(feeds), 0 if request is None else request.level)
         if key not in self._ready:

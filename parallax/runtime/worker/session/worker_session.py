@@ -19,16 +19,7 @@ import tensorflow as tf
 from tensorflow.python.framework.stack import default_session  # the stack that tf.Session enters
 
 from parallax.base.errors import SessionError
-from parallax.base.types import (
-    Comm,
-    FeedDict,
-    Fetches,
-    MonitoredSession,
-    Nest,
-    RunMetadata,
-    RunOptions,
-    Value,
-)
+from parallax.base.types import Comm, FeedDict, Fetches, MonitoredSession, Nest, RunMetadata, RunOptions, Value
 from parallax.plans.plan import Plan
 from parallax.report.logger import log
 from parallax.report.show import show
