@@ -116,7 +116,8 @@ def checked_cluster(call: Call) -> Cluster:
     check_possible(replan_options(config, call.requested), config)
     cluster = cluster_of(call.resource_info, config, call.requested)
     check_profile(config, cluster.num_workers)
-    return replace(cluster, mpirun_options=(*cluster.mpirun_options, *config.communication_config.mpi_config.words))
+    options = config.communication_config.mpi_config.mpirun_options or ()
+    return replace(cluster, mpirun_options=(*cluster.mpirun_options, *options))
 
 
 def check_outputs(call: Call, cluster: Cluster) -> None:

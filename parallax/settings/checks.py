@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
@@ -20,21 +20,18 @@ class UnknownSetting(ConfigError, TypeError):
     """A configuration is constructed with an unknown setting, or with one setting twice."""
 
 
-def refuse_unknown(cls: type[_Settings]) -> type[_Settings]:
-    """Makes a dataclass of settings refuse unknown keywords with an error that suggests the nearest.
-
-    Python's own TypeError names the keyword alone.
-    """
+def apply_rules(cls: type[_Settings]) -> type[_Settings]:
+    """Makes a dataclass of settings apply the rules of its fields, and refuse unknown keywords, naming the nearest."""
     make = cls.__init__
     declared = [one for one in fields(cls) if one.init]  # type: ignore[arg-type]  # it is a dataclass
-    names = [one.name for one in declared]
+    rules = {one.name: one.metadata["rule"] for one in declared}
     by_position = [one.name for one in declared if not one.kw_only]
 
     @wraps(make)
     def __init__(self: _Settings, *args: Any, **settings: Any) -> None:
         for name in settings:
-            if name not in names:
-                raise UnknownSetting(unknown_setting(cls.__name__, name, names))
+            if name not in rules:
+                raise UnknownSetting(unknown_setting(cls.__name__, name, rules))
         if len(args) > len(by_position):
             raise UnknownSetting(
                 f"{cls.__name__} takes {len(by_position)} positional settings ({', '.join(by_position)}), got "
@@ -44,7 +41,8 @@ def refuse_unknown(cls: type[_Settings]) -> type[_Settings]:
             raise UnknownSetting(
                 f"A setting of {cls.__name__} must be given once, got {twice[0]} by position and by keyword."
             )
-        make(self, *args, **settings)
+        given = {**dict(zip(by_position, args, strict=False)), **settings}
+        make(self, **{name: rules[name](name, value) for name, value in given.items()})
 
     cls.__init__ = __init__  # type: ignore[assignment]
     return cls
@@ -55,6 +53,11 @@ def unknown_setting(cls: str, name: str, names: Iterable[str]) -> str:
     known = list(names)
     near = did_you_mean(name, known)
     return f"{cls} has no setting {name!r}; its settings are {', '.join(known)}.{near}"
+
+
+def optional(rule: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    """The rule that also accepts None."""
+    return lambda name, value: None if value is None else rule(name, value)
 
 
 def is_int(value: object) -> TypeGuard[int]:
@@ -100,11 +103,6 @@ def between(
     raise ConfigError(f"{name} must be a number {low} and {high}, got {value!r}.")
 
 
-def seconds_or_none(name: str, value: object) -> float | None:
-    """Seconds above 0, or None."""
-    return None if value is None else seconds(name, value)
-
-
 def seconds(name: str, value: object) -> float:
     """Seconds above 0; infinity for ever."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
@@ -117,11 +115,6 @@ def truth(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, got {value!r}.")
     return value
-
-
-def truth_or_none(name: str, value: object) -> bool | None:
-    """True or False; None if it depends on the trained model."""
-    return None if value is None else truth(name, value)
 
 
 def path_or_none(name: str, value: object) -> Path | None:

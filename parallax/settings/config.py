@@ -27,6 +27,7 @@ from parallax.settings.options import (
     VERIFY,
     Option,
     absolute,
+    part,
     positive,
     rule_of,
     setting,
@@ -55,18 +56,6 @@ COMPUTE_DTYPES = ("bfloat16",)
 
 def _run_option(name: str, value: object) -> str:
     return "HYBRID" if value is None else checks.one_of(name, value, RUN_OPTIONS)
-
-
-def _wire_dtype(name: str, value: object) -> str | None:
-    return None if value is None else checks.one_of(name, value, WIRE_DTYPES)
-
-
-def _batch_norm(name: str, value: object) -> str:
-    return checks.one_of(name, value, ("global", OWN))
-
-
-def _compute_dtype(name: str, value: object) -> str | None:
-    return None if value is None else checks.one_of(name, value, COMPUTE_DTYPES)
 
 
 def _stages(name: str, value: object) -> int | str | tuple[str, ...] | None:
@@ -112,7 +101,7 @@ def _hooks(name: str, value: object) -> tuple[Hook, ...]:
     return tuple(value)
 
 
-@checks.refuse_unknown
+@checks.apply_rules
 @dataclass
 class Config:
     """Settings of `parallel_run`; also called `ParallaxConfig`.
@@ -177,11 +166,9 @@ class Config:
     redirect_path: Path | str | None = setting(None, rule=checks.path_or_none)
     search_partitions: bool = setting(False, rule=checks.truth)
     export_graph_path: Path | str | None = setting(None, rule=checks.path_or_none)
-    communication_config: CommunicationConfig = setting(
-        CommunicationConfig, rule=partial(checks.instance_of, kind=CommunicationConfig)
-    )
-    ckpt_config: CheckPointConfig = setting(CheckPointConfig, rule=partial(checks.instance_of, kind=CheckPointConfig))
-    profile_config: ProfileConfig = setting(ProfileConfig, rule=partial(checks.instance_of, kind=ProfileConfig))
+    communication_config: CommunicationConfig = part(CommunicationConfig)
+    ckpt_config: CheckPointConfig = part(CheckPointConfig)
+    profile_config: ProfileConfig = part(ProfileConfig)
     _: KW_ONLY
     workers: int | None = setting(None, rule=checks.number_or_none)
     variables: Mapping[str, Variable] = setting(dict, rule=partial(checks.by_variable, kind=Variable))
@@ -211,11 +198,13 @@ class Config:
         Option((RUN, PLAN, SIMULATE), "plan with `profile`'s touched rows", "FILE", ("--profile",), parse=absolute),
         rule=checks.path_or_none,
     )
-    tables: TableConfig = setting(TableConfig, rule=partial(checks.instance_of, kind=TableConfig))
+    tables: TableConfig = part(TableConfig)
     replan: ReplanConfig = setting(ReplanConfig, rule=_replan)
-    restart: RestartConfig = setting(RestartConfig, rule=partial(checks.instance_of, kind=RestartConfig))
+    restart: RestartConfig = part(RestartConfig)
     wire_dtype: str | None = setting(
-        None, Option((RUN, PLAN, VERIFY, SIMULATE), "half precision on the wire", choices=WIRE_DTYPES), rule=_wire_dtype
+        None,
+        Option((RUN, PLAN, VERIFY, SIMULATE), "half precision on the wire", choices=WIRE_DTYPES),
+        rule=checks.optional(partial(checks.one_of, known=WIRE_DTYPES)),
     )
     accumulate_steps: int = setting(
         1, Option((RUN, PLAN, VERIFY, SIMULATE), "update once for K batches", "K", parse=positive), rule=checks.number
@@ -244,12 +233,14 @@ class Config:
         rule=checks.number_or_none,
     )
     lazy_updates: bool = setting(True, rule=checks.truth)
-    layouts: bool | None = setting(None, rule=checks.truth_or_none)
+    layouts: bool | None = setting(None, rule=checks.optional(checks.truth))
     gather_limit: int | None = setting(None, rule=partial(checks.number_or_none, least=0))
-    batch_norm: str = setting("global", rule=_batch_norm)
+    batch_norm: str = setting("global", rule=partial(checks.one_of, known=("global", OWN)))
     overlap: bool = setting(False, rule=checks.truth)
     compute_dtype: str | None = setting(
-        None, Option((RUN, VERIFY, PROFILE), "products in bfloat16", choices=COMPUTE_DTYPES), rule=_compute_dtype
+        None,
+        Option((RUN, VERIFY, PROFILE), "products in bfloat16", choices=COMPUTE_DTYPES),
+        rule=checks.optional(partial(checks.one_of, known=COMPUTE_DTYPES)),
     )
     guard: bool = setting(True, rule=checks.truth)
     seed: int | None = setting(None, rule=partial(checks.number_or_none, most=2**31 - 1))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from parallax.base.errors import ConfigError
 from parallax.plans.half_precision import BFLOAT16
 from parallax.settings import checks
+from parallax.settings.options import setting
 
 
-@checks.refuse_unknown
+@checks.apply_rules
 @dataclass(frozen=True)
 class Islands:
     """Islands: teams of workers that train by themselves, and are averaged at meetings (docs/islands.md).
@@ -27,23 +29,15 @@ class Islands:
         ConfigError: when a value breaks its rule.
     """
 
-    every: int = 32
-    outer_rate: float = 0.7
-    outer_momentum: float = 0.9
-    pull: float = 1.0
-    simultaneous: bool = False
-    count: int | None = None
-    wire_dtype: str | None = None
+    every: int = setting(32, rule=checks.number)
+    outer_rate: float = setting(0.7, rule=partial(checks.between, least=0, most=2, has_least=False))
+    outer_momentum: float = setting(0.9, rule=partial(checks.between, least=0, most=1, has_most=False))
+    pull: float = setting(1.0, rule=partial(checks.between, least=0, most=1, has_least=False))
+    simultaneous: bool = setting(False, rule=checks.truth)
+    count: int | None = setting(None, rule=partial(checks.number_or_none, least=2))
+    wire_dtype: str | None = setting(None, rule=checks.optional(partial(checks.one_of, known=(BFLOAT16,))))
 
     def __post_init__(self) -> None:
-        checks.number("every", self.every)
-        checks.between("outer_rate", self.outer_rate, 0, 2, has_least=False)
-        checks.between("outer_momentum", self.outer_momentum, 0, 1, has_most=False)
-        checks.between("pull", self.pull, 0, 1, has_least=False)
-        checks.truth("simultaneous", self.simultaneous)
-        checks.number_or_none("count", self.count, least=2)
-        if self.wire_dtype is not None:
-            checks.one_of("wire_dtype", self.wire_dtype, (BFLOAT16,))
         if self.simultaneous and self.pull == 1.0:
             raise ConfigError(
                 "simultaneous moves islands and centre by `pull`, which must be below 2 / (islands + 1), got 1.0. Set, "

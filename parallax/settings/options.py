@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from parallax.base.errors import ConfigError
+from parallax.settings import checks
 
 RUN, PLAN, VERIFY, CHECK, CALIBRATE, DOCTOR, PROFILE, SHOW, DIFF, SIMULATE, CHECKPOINT = (
     "run",
@@ -95,6 +97,11 @@ def setting(default: Any, *options: Option, rule: Callable[[str, Any], Any] | No
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def part(kind: type) -> Any:
+    """A field that is itself a dataclass of settings; None stands for its defaults."""
+    return setting(kind, rule=partial(checks.instance_of, kind=kind))
 
 
 def options_of(declared: Field[Any]) -> tuple[Option, ...]:

@@ -4,18 +4,45 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from parallax.base.errors import ConfigError
 from parallax.settings import checks
-from parallax.settings.options import OF_SCRIPTS, PLAN, RUN, VERIFY, Option, absolute, positive, setting
+from parallax.settings.options import OF_SCRIPTS, PLAN, RUN, VERIFY, Option, absolute, part, positive, setting
 
 OFF, ASK, ON = REPLAN_MODES = ("off", "ask", "on")
 _PROTOCOLS = ("grpc", "grpc+verbs", "grpc+gdr")
+_MEMORY_DIR = "/dev/shm"
 
 
-@checks.refuse_unknown
+def _words(name: str, value: Any) -> tuple[str, ...]:
+    words = value or ()
+    if isinstance(words, str):
+        try:
+            return tuple(shlex.split(words))
+        except ValueError as error:
+            raise ConfigError(f"{name} has an unclosed quote: {words!r}. Close it.") from error
+    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+        raise ConfigError(f"{name} must be a string or a list of strings, got {words!r}.")
+    return tuple(words)
+
+
+def _memory_dir(name: str, value: object) -> Path:
+    return checks.path_or_none(name, value) or Path(_MEMORY_DIR)
+
+
+def _steps(name: str, value: object) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Sequence) or not all(checks.is_int(step) and step >= 0 for step in value):
+        raise ConfigError(f"{name} must be a list of integers of at least 0, or None, got {value!r}.")
+    return tuple(value) or None  # programs for Parallax 2019 pass [] for none
+
+
+@checks.apply_rules
 @dataclass(frozen=True)
 class PSConfig:
     """Servers.
@@ -31,21 +58,14 @@ class PSConfig:
         ConfigError: when a value breaks its rule.
     """
 
-    protocol: str = "grpc"
-    replicate_variables: bool = True
-    local_aggregation: bool = True
-    boundary_among_servers: bool = True
-    boundary_between_workers_and_servers: bool = True
-
-    def __post_init__(self) -> None:
-        checks.one_of("protocol", self.protocol, _PROTOCOLS)
-        checks.truth("replicate_variables", self.replicate_variables)
-        checks.truth("local_aggregation", self.local_aggregation)
-        checks.truth("boundary_among_servers", self.boundary_among_servers)
-        checks.truth("boundary_between_workers_and_servers", self.boundary_between_workers_and_servers)
+    protocol: str = setting("grpc", rule=partial(checks.one_of, known=_PROTOCOLS))
+    replicate_variables: bool = setting(True, rule=checks.truth)
+    local_aggregation: bool = setting(True, rule=checks.truth)
+    boundary_among_servers: bool = setting(True, rule=checks.truth)
+    boundary_between_workers_and_servers: bool = setting(True, rule=checks.truth)
 
 
-@checks.refuse_unknown
+@checks.apply_rules
 @dataclass(frozen=True)
 class MPIConfig:
     """mpirun.
@@ -58,28 +78,11 @@ class MPIConfig:
         ConfigError: when it is neither, or a quote is not closed.
     """
 
-    mpirun_options: str | Sequence[str] | None = ""
-    use_allgatherv: bool = False
-
-    def __post_init__(self) -> None:
-        checks.truth("use_allgatherv", self.use_allgatherv)
-        _ = self.words  # raises an error if the options cannot be split
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The options, one word each."""
-        options = self.mpirun_options or ()
-        if isinstance(options, str):
-            try:
-                return tuple(shlex.split(options))
-            except ValueError as error:
-                raise ConfigError(f"mpirun_options has an unclosed quote: {options!r}.") from error
-        if not isinstance(options, Sequence) or not all(isinstance(word, str) for word in options):
-            raise ConfigError(f"mpirun_options must be a string or a list of strings, got {options!r}.")
-        return tuple(options)
+    mpirun_options: str | Sequence[str] | None = setting((), rule=_words)
+    use_allgatherv: bool = setting(False, rule=checks.truth)
 
 
-@checks.refuse_unknown
+@checks.apply_rules
 @dataclass(frozen=True)
 class CommunicationConfig:
     """Servers and mpirun.
@@ -92,15 +95,11 @@ class CommunicationConfig:
         ConfigError: when a part is of another type.
     """
 
-    ps_config: PSConfig = field(default_factory=PSConfig)
-    mpi_config: MPIConfig = field(default_factory=MPIConfig)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ps_config", checks.instance_of("ps_config", self.ps_config, PSConfig))
-        object.__setattr__(self, "mpi_config", checks.instance_of("mpi_config", self.mpi_config, MPIConfig))
+    ps_config: PSConfig = part(PSConfig)
+    mpi_config: MPIConfig = part(MPIConfig)
 
 
-@checks.refuse_unknown
+@checks.apply_rules
 @dataclass(frozen=True)
 class CheckPointConfig:
     """Checkpoints during the run; without a folder there are none.
@@ -123,24 +122,38 @@ class CheckPointConfig:
             to be remembered both for increments and for the memory of hosts.
     """
 
-    ckpt_dir: Path | str | None = None
-    save_ckpt_steps: int | None = None
-    save_ckpt_secs: float | None = None
-    whole_every: int = setting(1, Option((RUN,), "one of K checkpoints is whole (default 1)", "K", parse=positive))
-    keep_last: int | None = setting(5, Option((RUN,), "checkpoints to keep (default 5)", "K", parse=positive))
-    keep_every_hours: float | None = setting(None, Option((RUN,), "also keep one every H hours", "H", parse=float))
-    beside_training: bool = setting(True, Option((RUN,), "pause training to write checkpoints", const=False))
+    ckpt_dir: Path | str | None = setting(None, rule=checks.path_or_none)
+    save_ckpt_steps: int | None = setting(None, rule=checks.number_or_none)
+    save_ckpt_secs: float | None = setting(None, rule=checks.optional(checks.seconds))
+    whole_every: int = setting(
+        1, Option((RUN,), "one of K checkpoints is whole (default 1)", "K", parse=positive), rule=checks.number
+    )
+    keep_last: int | None = setting(
+        5, Option((RUN,), "checkpoints to keep (default 5)", "K", parse=positive), rule=checks.number_or_none
+    )
+    keep_every_hours: float | None = setting(
+        None, Option((RUN,), "also keep one every H hours", "H", parse=float), rule=checks.optional(checks.seconds)
+    )
+    beside_training: bool = setting(
+        True, Option((RUN,), "pause training to write checkpoints", const=False), rule=checks.truth
+    )
     preemption_grace_s: float = setting(
-        25.0, Option((RUN,), "seconds to save and end at SIGTERM (default 25)", "S", parse=float)
+        25.0, Option((RUN,), "seconds to save and end at SIGTERM (default 25)", "S", parse=float), rule=checks.seconds
     )
     folder_timeout_s: float = setting(
-        600.0, Option((RUN,), "end the job if its folder hangs for S seconds (default 600)", "S", parse=float)
+        600.0,
+        Option((RUN,), "end the job if its folder hangs for S seconds (default 600)", "S", parse=float),
+        rule=checks.seconds,
     )
     memory_steps: int | None = setting(
-        None, Option((RUN, PLAN), "copy the state to hosts' memory every K steps", "K", parse=positive)
+        None,
+        Option((RUN, PLAN), "copy the state to hosts' memory every K steps", "K", parse=positive),
+        rule=checks.number_or_none,
     )
     memory_dir: Path | str = setting(
-        "/dev/shm", Option((RUN,), "file system in memory (default /dev/shm)", "DIR", parse=absolute)
+        _MEMORY_DIR,
+        Option((RUN,), f"file system in memory (default {_MEMORY_DIR})", "DIR", parse=absolute),
+        rule=_memory_dir,
     )
 
     @property
@@ -154,17 +167,6 @@ class CheckPointConfig:
         return self.memory_steps is not None or (self.ckpt_dir is not None and self.whole_every > 1)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ckpt_dir", checks.path_or_none("ckpt_dir", self.ckpt_dir))
-        checks.number_or_none("save_ckpt_steps", self.save_ckpt_steps)
-        checks.seconds_or_none("save_ckpt_secs", self.save_ckpt_secs)
-        checks.number("whole_every", self.whole_every)
-        checks.number_or_none("keep_last", self.keep_last)
-        checks.seconds_or_none("keep_every_hours", self.keep_every_hours)
-        checks.truth("beside_training", self.beside_training)
-        checks.seconds("preemption_grace_s", self.preemption_grace_s)
-        checks.seconds("folder_timeout_s", self.folder_timeout_s)
-        checks.number_or_none("memory_steps", self.memory_steps)
-        object.__setattr__(self, "memory_dir", Path(checks.path_or_none("memory_dir", self.memory_dir) or "/dev/shm"))
         if self.memory_steps is not None and self.ckpt_dir is not None and self.whole_every > 1:
             raise ConfigError(
                 f"whole_every and memory_steps cannot be combined, got {self.whole_every} and {self.memory_steps}: "
@@ -177,7 +179,7 @@ class CheckPointConfig:
             )
 
 
-@checks.refuse_unknown
+@checks.apply_rules
 @dataclass(frozen=True)
 class TableConfig:
     """Large Keras variables.
@@ -193,22 +195,23 @@ class TableConfig:
     """
 
     traced_bytes: int = setting(
-        64 * 2**20, Option(OF_SCRIPTS, "size from which owners initialize Keras variables", "N", parse=positive)
+        64 * 2**20,
+        Option(OF_SCRIPTS, "size from which owners initialize Keras variables", "N", parse=positive),
+        rule=checks.number,
     )
     whole_bytes: int = setting(
-        4 * 2**30, Option((RUN,), "limit for one process's large Keras variables", "N", parse=positive)
+        4 * 2**30,
+        Option((RUN,), "limit for one process's large Keras variables", "N", parse=positive),
+        rule=checks.number,
     )
     tables_dir: Path | str | None = setting(
-        None, Option((RUN,), "where `fit` writes larger models' variables", "DIR", parse=absolute)
+        None,
+        Option((RUN,), "where `fit` writes larger models' variables", "DIR", parse=absolute),
+        rule=checks.path_or_none,
     )
 
-    def __post_init__(self) -> None:
-        checks.number("traced_bytes", self.traced_bytes)
-        checks.number("whole_bytes", self.whole_bytes)
-        object.__setattr__(self, "tables_dir", checks.path_or_none("tables_dir", self.tables_dir))
 
-
-@checks.refuse_unknown
+@checks.apply_rules
 @dataclass(frozen=True)
 class ProfileConfig:
     """The steps to trace; none without a folder.
@@ -223,27 +226,18 @@ class ProfileConfig:
         ConfigError: when a value breaks its rule; steps and range, or neither, are given for a folder.
     """
 
-    profile_dir: Path | str | None = None
-    profile_steps: Sequence[int] | None = None
-    profile_range: tuple[int, int] | None = None
-    profile_worker: int | None = None
+    profile_dir: Path | str | None = setting(None, rule=checks.path_or_none)
+    profile_steps: Sequence[int] | None = setting(None, rule=_steps)
+    profile_range: tuple[int, int] | None = setting(None, rule=_steps)
+    profile_worker: int | None = setting(None, rule=partial(checks.number_or_none, least=0))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "profile_dir", checks.path_or_none("profile_dir", self.profile_dir))
-        for name in ("profile_steps", "profile_range"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if not isinstance(value, Sequence) or not all(checks.is_int(step) and step >= 0 for step in value):
-                raise ConfigError(f"{name} must be a list of integers of at least 0, or None, got {value!r}.")
-            object.__setattr__(self, name, tuple(value) or None)  # programs for Parallax 2019 pass [] for none
         if self.profile_range is not None and (
             len(self.profile_range) != 2 or self.profile_range[0] >= self.profile_range[1]
         ):
             raise ConfigError(
                 f"profile_range must be (first step, one past the last step), got {self.profile_range!r}."
             )
-        checks.number_or_none("profile_worker", self.profile_worker, least=0)
         stated_count = (self.profile_steps is not None) + (self.profile_range is not None)
         if stated_count == 2 or (self.profile_dir is not None) != (stated_count == 1):
             raise ConfigError(
@@ -261,7 +255,7 @@ class ProfileConfig:
         return step in (self.profile_steps or ())
 
 
-@checks.refuse_unknown
+@checks.apply_rules
 @dataclass(frozen=True)
 class ReplanConfig:
     """A better plan for a running job.
@@ -277,25 +271,22 @@ class ReplanConfig:
     """
 
     mode: str = setting(
-        OFF, Option((RUN, VERIFY), "print (ask) or take (on) a better plan", choices=REPLAN_MODES), name="replan"
+        OFF,
+        Option((RUN, VERIFY), "print (ask) or take (on) a better plan", choices=REPLAN_MODES),
+        rule=lambda _, value: checks.one_of("replan", value, REPLAN_MODES),
+        name="replan",
     )
-    margin: float = 0.1
+    margin: float = setting(0.1, rule=partial(checks.between, least=0, most=1, has_most=False))
     after_steps: int = setting(
-        20, Option((RUN, VERIFY), "compare plans after K steps (default 20)", "K", parse=positive), name="replan_steps"
+        20,
+        Option((RUN, VERIFY), "compare plans after K steps (default 20)", "K", parse=positive),
+        rule=checks.number,
+        name="replan_steps",
     )
-    plan_file: Path | str | None = None
-
-    def __post_init__(self) -> None:
-        checks.one_of("replan", self.mode, REPLAN_MODES)
-        if not isinstance(self.margin, int | float) or isinstance(self.margin, bool) or not 0 <= self.margin < 1:
-            raise ConfigError(
-                f"margin must be at least 0 and below 1, got {self.margin!r}. For example, 0.1 means 10 %."
-            )
-        checks.number("after_steps", self.after_steps)
-        object.__setattr__(self, "plan_file", checks.path_or_none("plan_file", self.plan_file))
+    plan_file: Path | str | None = setting(None, rule=checks.path_or_none)
 
 
-@checks.refuse_unknown
+@checks.apply_rules
 @dataclass(frozen=True)
 class RestartConfig:
     """Restarts of a failed job.
@@ -309,14 +300,14 @@ class RestartConfig:
         ConfigError: when a value breaks its rule.
     """
 
-    max_restarts: int = setting(0, Option((RUN,), "most restarts of a failed job", "N", parse=positive))
-    min_hosts: int | None = setting(
-        None, Option((RUN,), "with --max-restarts: leave out failed hosts while M remain", "M", parse=positive)
+    max_restarts: int = setting(
+        0, Option((RUN,), "most restarts of a failed job", "N", parse=positive), rule=partial(checks.number, least=0)
     )
-
-    no_spare: bool = setting(False, Option((RUN,), "with --max-restarts: keep no processes ready", const=True))
-
-    def __post_init__(self) -> None:
-        checks.truth("no_spare", self.no_spare)
-        checks.number("max_restarts", self.max_restarts, least=0)
-        checks.number_or_none("min_hosts", self.min_hosts)
+    min_hosts: int | None = setting(
+        None,
+        Option((RUN,), "with --max-restarts: leave out failed hosts while M remain", "M", parse=positive),
+        rule=checks.number_or_none,
+    )
+    no_spare: bool = setting(
+        False, Option((RUN,), "with --max-restarts: keep no processes ready", const=True), rule=checks.truth
+    )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from parallax.base.errors import ConfigError
 from parallax.plans.plan import ROUTES
 from parallax.settings import checks
+from parallax.settings.options import rule_of, setting
 
 FIELD_BY_MAPPING = {"routes": "route", "partitions": "partitions", "touched_rows": "touched_rows"}
 """Mapping of `Config` from variable names -> the field of `Variable` that it sets."""
 
 
-@checks.refuse_unknown
+@checks.apply_rules
 @dataclass(frozen=True)
 class Variable:
     """Overrides for one variable; None leaves a setting to the plan.
@@ -30,30 +32,13 @@ class Variable:
         ConfigError: when a value breaks its rule.
     """
 
-    route: str | None = None
-    partitions: int | None = None
-    touched_rows: int | None = None
-    memory_hosts: int | None = None
-
-    def __post_init__(self) -> None:
-        for field, rule in _RULES.items():
-            rule(field, getattr(self, field))
+    route: str | None = setting(None, rule=checks.optional(partial(checks.one_of, known=ROUTES)))
+    partitions: int | None = setting(None, rule=checks.number_or_none)
+    touched_rows: int | None = setting(None, rule=checks.number_or_none)
+    memory_hosts: int | None = setting(None, rule=partial(checks.number_or_none, most=2))
 
 
-def _route(name: str, value: object) -> str | None:
-    return None if value is None else checks.one_of(name, value, ROUTES)
-
-
-def _memory_hosts(name: str, value: object) -> int | None:
-    return checks.number_or_none(name, value, most=2)
-
-
-_RULES: dict[str, Callable[[str, Any], Any]] = {
-    "route": _route,
-    "partitions": checks.number_or_none,
-    "touched_rows": checks.number_or_none,
-    "memory_hosts": _memory_hosts,
-}
+_RULES = {declared.name: rule_of(declared) for declared in fields(Variable)}
 
 
 def merge_mappings(variables: Mapping[str, Variable], mappings: Mapping[str, Mapping[str, Any]]) -> dict[str, Variable]:

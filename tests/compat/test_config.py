@@ -43,7 +43,7 @@ def config_of_2019(tmp_path):
 def test_a_configuration_written_as_in_2019_is_taken(tmp_path):
     config = config_of_2019(tmp_path)
     assert config.run_option == "MPI" and config.average_sparse is False
-    assert config.communication_config.mpi_config.words == ("-mca", "btl", "tcp,self", "-v")
+    assert config.communication_config.mpi_config.mpirun_options == ("-mca", "btl", "tcp,self", "-v")
     assert config.ckpt_config.ckpt_dir == tmp_path and config.ckpt_config.save_ckpt_steps == 5
     assert config.redirect_path == tmp_path / "out"
     assert list_ineffective_settings(config) == ()
@@ -60,8 +60,8 @@ def test_defaults_are_told():
     config = parallax.Config()
     assert (config.run_option, config.average_sparse, config.search_partitions) == ("HYBRID", True, False)
     assert parallax.Config(run_option=None, communication_config=None, ckpt_config=None) == config
-    assert parallax.MPIConfig().words == () == parallax.MPIConfig(None).words
-    assert parallax.MPIConfig(["-x", "A B"]).words == ("-x", "A B")
+    assert parallax.MPIConfig().mpirun_options == () == parallax.MPIConfig(None).mpirun_options
+    assert parallax.MPIConfig(["-x", "A B"]).mpirun_options == ("-x", "A B")
 
 
 @pytest.mark.parametrize(

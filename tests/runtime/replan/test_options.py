@@ -37,8 +37,8 @@ def test_the_command_line_goes_before_the_configuration(tmp_path):
     ("values", "message"),
     [
         ({"mode": "yes"}, "replan must be one of off, ask, on, got 'yes'"),
-        ({"margin": 1}, "margin must be at least 0 and below 1, got 1"),
-        ({"margin": True}, "margin must be at least 0 and below 1"),
+        ({"margin": 1}, "margin must be a number at least 0 and below 1, got 1"),
+        ({"margin": True}, "margin must be a number at least 0 and below 1"),
         ({"after_steps": 0}, "after_steps must be an integer of at least 1, got 0"),
         ({"plan_file": 3}, "plan_file must be a path"),
     ],
