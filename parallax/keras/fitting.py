@@ -188,24 +188,11 @@ def make_call(
         GraphError: workers cannot execute a step.
     """
     for name, one in traced.items():
-        check_traced(name, one)
+        check_step(name, one.concrete)
     graph, steps = step_graph(model, traced, examples, full, is_counted)
     names = {id(one.variable): one.name for one in graph.list_variables()}
     metrics = [names[id(v)] for one in traced.values() for v in one.metrics if id(v) in names]
     return FitCall(model, arguments, traced, graph, steps, names, graph.reset(dict.fromkeys(metrics)), full, examples)
-
-
-def check_traced(name: str, traced: ModelStep) -> None:
-    """Refuses a traced step that workers cannot execute.
-
-    Args:
-        name: "train" or "test".
-        traced: the step.
-
-    Raises:
-        GraphError: names the cause and the remedy.
-    """
-    check_step(name, traced.concrete)
 
 
 def run_fit(

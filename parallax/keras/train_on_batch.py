@@ -16,11 +16,10 @@ from parallax.entry import call as calls
 from parallax.functions.batches.split_batch import find_replicated_parts
 from parallax.functions.loop import LoopStep, OpenLoop, ScriptLoop, loop_for
 from parallax.functions.tracing.batch_norm_setting import statistics_of
-from parallax.keras.fitting import check_traced
 from parallax.keras.inputs import batch_length, is_compatible, open_spec
 from parallax.keras.libraries import library_of
 from parallax.keras.model_steps import ModelStep, rules_of_logs, traced_training, variables_of
-from parallax.keras.refusals import check_model
+from parallax.keras.refusals import check_model, check_step
 from parallax.keras.train_function import ModelTraining
 from parallax.settings.config import Config
 
@@ -106,7 +105,7 @@ def prepare_model(
         with statistics_of(config.batch_norm):
             traced = traced_training(model, open_spec(declared), merge_rows, declared)
         traced = replace(traced, whole=find_replicated_parts(_arrays_of(model, arguments)))
-        check_traced("train", traced)
+        check_step("train", traced.concrete)
         traced_steps.append(traced)
         full = batch_length(arguments.get("x"), sys.maxsize)
         examples = -(-full // calls.count_batch_parts(config, resource))

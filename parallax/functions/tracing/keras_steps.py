@@ -19,7 +19,7 @@ from parallax.base.types import Argument, Gradient, KerasOptimizer, KerasVariabl
 from parallax.functions.tracing.batch_norm_setting import normalizations_of_keras
 from parallax.functions.tracing.keras_optimizers import leaving_rows_unmerged, merging_rows, reading_by_row
 from parallax.functions.tracing.layer_marks import mark_layers
-from parallax.functions.tracing.libraries import LibraryVariable
+from parallax.functions.tracing.trace_step import LibraryVariable
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from parallax.base.errors import GraphError
 from parallax.base.types import ConcreteFunction, Handle, Nest, Tensor, TypeSpec, Variable
 from parallax.functions.tracing.arguments import Arguments, with_tensors
 from parallax.functions.tracing.batch_norm_setting import fused_normalizations
-from parallax.functions.tracing.libraries import LibraryVariable, record_library_use
 from parallax.functions.tracing.open_reads import record_open_reads
 from parallax.functions.tracing.results import mark_means
 from parallax.functions.tracing.step_graph import StepVariable, unique_name
@@ -36,6 +36,23 @@ class Tracing:
     input_signature: Sequence[TypeSpec] | None = None
     autograph: bool = True
     autograph_options: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryVariable:
+    """Keras's information on a tf.Variable.
+
+    Attributes:
+        name: its name for users of Keras.
+        trainable: whether it is trained.
+        is_made: whether it was created while the step was traced, and not by an optimizer.
+        is_new: whether it was created while the step was traced.
+    """
+
+    name: str
+    trainable: bool
+    is_made: bool = False
+    is_new: bool = False
 
 
 AS_TENSORFLOW = Tracing()
@@ -109,7 +126,7 @@ def traced_step(
         with explain_open_lengths():
             return traced.get_concrete_function(*arguments.specs)
 
-    with record_library_use(merges_rows) as seen, record_handles() as by_handle:
+    with _recording_keras(merges_rows) as seen, record_handles() as by_handle:
         concrete = trace()
         captured, known = captured_variables(concrete, by_handle), seen()
         if any(one.is_new for one in known.values()):  # again, as TensorFlow does: the step may depend on what is built
@@ -120,6 +137,18 @@ def traced_step(
         results, _, values = concrete.structured_outputs
         check_returned(concrete, parts, [one for one in tf.nest.flatten([results, values]) if tf.is_tensor(one)])
         return StepTrace(concrete, tuple(_name_variables(captured, known)), tuple(parts), written[0])
+
+
+@contextmanager
+def _recording_keras(merges_rows: bool) -> Iterator[Callable[[], dict[int, LibraryVariable]]]:
+    """The context of `keras_steps.record_use` if the script has imported Keras; else one without variables of Keras."""
+    if "keras" not in sys.modules:
+        yield dict
+        return
+    from parallax.functions.tracing.keras_steps import record_use
+
+    with record_use(merges_rows) as seen:
+        yield seen
 
 
 def _read_parts(parts: list[Variable], by_handle: Mapping[int, Variable]) -> list[Tensor]:
