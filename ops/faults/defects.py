@@ -165,7 +165,7 @@ DEFECTS = (
     Defect(_LIVE, "for rank, seconds in self.stopped_s.items():", "for rank, seconds in ():"),
     Defect(_LIVE, "if ranks and clock_s - since_s >= limit_s", "if False"),
     Defect(_LIVE, "since_s, limit_s = self.began_s, self.limits.begin_s", "return None"),
-    Defect(_LIVE, "return has_unstarted or bool", "return bool"),
+    Defect(_LIVE, "return has_unstarted or is_late", "return is_late"),
     Defect(_LIVE, "tuple(rank for rank, at_s in enumerate(heard) if at_s is None)", "tuple(range(len(heard)))"),
     Defect(_LIVE, "        return any(\n", "        return False and any(\n"),
     Defect(_LIVE, "        return any(\n", "        return True or any(\n"),

@@ -385,7 +385,7 @@ class World:
             self.take(job_machine.StopsSampled(stopped, self.mpirun == "stopped"))
         self.take(job_machine.FramesDrained())
         if self.now_s >= self._mpirun_done_s + LAST_WORDS_S:
-            self.ending = self.job.ending(self._mpirun_status, lambda rank: [])
+            self.ending = self.job.conclude(self._mpirun_status, lambda rank: [])
             self.launcher, self.ended_s = "ended", self.now_s
             for rank in self.ranks:
                 if not rank.host:  # the launcher kills the remaining processes of its own host

@@ -82,11 +82,11 @@ class BackgroundJob:
     The function receives its graphs from this process, and finds TensorFlow imported without Keras.
 
     Args:
-        needs: the machines and settings.
+        requirements: the machines and settings.
         number: of the call that it is started for (`call.next_call`).
         function: of `pack_function`; it must end by itself when this process no longer needs it.
         attachment: data for the function.
-        is_restart_wanted: whether it may be restarted after a failure now, if its settings permit that.
+        may_restart: whether it may be restarted after a failure now, if its settings permit that.
         servers_on: by the addresses of its hosts, the host number of each server.
 
     Raises:

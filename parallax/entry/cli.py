@@ -27,7 +27,7 @@ from parallax.runtime.launcher.job import cluster_named
 from parallax.runtime.launcher.own_process import check_own_process, check_surroundings
 from parallax.runtime.supervisor.framework_log import join_deprecations, quiet_import, write_lines_once
 from parallax.runtime.trace.options import trace_options
-from parallax.runtime.worker.local_training import local_training_noticed
+from parallax.runtime.worker.local_training import noticing_local_training
 from parallax.runtime.worker.random_state import EqualUntilBuilt, draw_seed
 from parallax.runtime.worker.script import MODULE, error_text, mentions_keras, run_script
 from parallax.settings import checks
@@ -175,7 +175,7 @@ def _run_here(
     equal_draws = EqualUntilBuilt(requested.script_seed or draw_seed())
     before, path = sys.argv, sys.path[0]
     try:
-        with apply_settings(requested), local_training_noticed(requested.role, arguments.command, _say):
+        with apply_settings(requested), noticing_local_training(requested.role, arguments.command, _say):
             run_script(words)
     except JobEnded as ended:
         return finish(ended)

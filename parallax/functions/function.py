@@ -35,7 +35,7 @@ from parallax.functions.tracing.arguments import (
 )
 from parallax.functions.tracing.batch_norm_setting import statistics_of
 from parallax.functions.tracing.results import rules_of
-from parallax.functions.tracing.trace_step import AS_TENSORFLOW, Tracing, trace_by_length, traced_step
+from parallax.functions.tracing.trace_step import AS_TENSORFLOW, Tracing, trace_by_length, trace_step
 from parallax.report.logger import log
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, settings
@@ -288,7 +288,7 @@ class DistributedStep:
         arguments = self._arguments(owner, args, kwargs)
         step = functools.partial(self.python_function, *owner) if owner else self.python_function
         options = {"merges_rows": self._merges_rows, "returns": self._returns, "tracing": self._tracing}
-        trace = functools.partial(traced_step, step, **options)
+        trace = functools.partial(trace_step, step, **options)
         with statistics_of(self._config.batch_norm):
             traced, has_length = trace_by_length(trace, arguments, with_lengths(arguments))
         whole = find_replicated_parts(arguments.tensors)

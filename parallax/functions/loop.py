@@ -161,7 +161,7 @@ class ScriptLoop:
             variables.flush()
             share, fetches = running.pack_part(batch, step.whole), [*result_tensors, *summaries]
             wait = running.start(made, share, fetches, parts, opened.rules[step])
-            variables.outdate()
+            variables.invalidate()
             fetched: list[Value] = []
 
             def values() -> tuple[list[Value], dict[str, Value]]:

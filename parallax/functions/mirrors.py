@@ -64,7 +64,7 @@ class Mirrors:
         """The tf.Variable of a name."""
         return self._variables[name]
 
-    def outdate(self, names: Iterable[str]) -> None:
+    def invalidate(self, names: Iterable[str]) -> None:
         """Marks values as changed by the session."""
         outdated = set(names)
         self.stale |= outdated

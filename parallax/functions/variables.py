@@ -77,18 +77,18 @@ class TrainedVariables:
         self.by_name = {**session_variables, **summed}
         self.mirrors = Mirrors(self.by_name.items(), self._fetch)
         if running.resumed_step is not None:
-            self.mirrors.outdate(self._trained)
+            self.mirrors.invalidate(self._trained)
         if number_by_id:  # workers of an open session, and checkpoints, have parts of earlier steps
             running.reset(reset)
 
-    def outdate(self, written: Collection[str] | None = None) -> None:
+    def invalidate(self, written: Collection[str] | None = None) -> None:
         """Records that a step has run.
 
         Args:
             written: the names of the variables that it may have changed, besides those of metrics; None: of all.
         """
-        self.mirrors.outdate(self._number_by_id)
-        self.mirrors.outdate(self._trained if written is None else written)
+        self.mirrors.invalidate(self._number_by_id)
+        self.mirrors.invalidate(self._trained if written is None else written)
 
     def flush(self) -> None:
         """Sends the script's writes to the workers."""

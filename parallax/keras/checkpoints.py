@@ -10,7 +10,7 @@ from pathlib import Path
 
 from parallax.base.errors import CheckpointError
 from parallax.base.types import KerasModel, Variable
-from parallax.functions.tracing.traced_values import InFile, bytes_of, initial_of, leave_in, rows
+from parallax.functions.tracing.traced_values import InFile, bytes_of, initial_of, note_file, rows
 from parallax.keras.libraries import library_of
 from parallax.keras.model_steps import variables_of
 from parallax.keras.train_function import training_of
@@ -83,7 +83,7 @@ def load_checkpoint(model: KerasModel, prefix: str | Path) -> None:
         if stored is None or stored.shape != shape:
             raise CheckpointError(_MISSING.format(prefix=place, name=name, shape=list(shape)))
         if initial_of(variable) is not None:
-            leave_in(variable, InFile(place, name))
+            note_file(variable, InFile(place, name))
         else:
             variable.assign(bundle.read(name, (0,) * len(shape), shape))
 

@@ -21,7 +21,7 @@ from parallax.keras.arrays import index_input
 from parallax.keras.batch_summaries import summaries_of_callbacks
 from parallax.keras.fitting import FitCall, batches_of, driving, is_step_of, make_call, peek, split_input
 from parallax.keras.inputs import batch_length, count_examples, is_compatible
-from parallax.keras.model_steps import traced_evaluation, traced_prediction
+from parallax.keras.model_steps import trace_evaluation, trace_prediction
 from parallax.keras.refusals import check_model
 from parallax.keras.train_function import ModelTraining
 from parallax.settings.parts import TableConfig
@@ -150,10 +150,10 @@ def trace_call(model: KerasModel, which: str, arguments: dict[str, Argument], la
     full = {name: batch_length(arguments.get("x"), arguments.get("batch_size"))}
     replicated = [one for traced in known.traced.values() for one in traced.replicated]
     if which == "predict":
-        traced = traced_prediction(model, spec)
+        traced = trace_prediction(model, spec)
     else:
         with summaries_of_callbacks(arguments, "test"):
-            traced = traced_evaluation(model, spec, replicated, declared)
+            traced = trace_evaluation(model, spec, replicated, declared)
     steps = {**known.traced, name: replace(traced, whole=whole, declared=declared)}
     call = make_call(model, arguments, steps, known.examples, {**known.full, **full})
     return InferenceCall(replace(call, begun=first), which, name)

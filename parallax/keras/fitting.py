@@ -32,7 +32,7 @@ from parallax.keras.datasets import find_unsplit_parts, record_batches, split_da
 from parallax.keras.epochs import PeekedDataset, PeekedDatasets
 from parallax.keras.inputs import batch_length, open_spec
 from parallax.keras.libraries import library_of
-from parallax.keras.model_steps import NOT_KNOWN, ModelStep, step_graph, traced_evaluation, traced_training
+from parallax.keras.model_steps import NOT_KNOWN, ModelStep, step_graph, trace_evaluation, trace_training
 from parallax.keras.progress import FitProgress
 from parallax.keras.refusals import check_model, check_step
 from parallax.keras.train_function import ModelTraining
@@ -161,11 +161,11 @@ def read_steps(
     if "train" not in traced:
         train = batches["train"]
         with summaries_of_callbacks(arguments, "train"):
-            traced = {"train": traced_training(model, train.spec, merge_rows, train.declared)}
+            traced = {"train": trace_training(model, train.spec, merge_rows, train.declared)}
     if "test" in batches and "test" not in traced:
         test = batches["test"]
         with summaries_of_callbacks(arguments, "test"):
-            traced["test"] = traced_evaluation(model, test.spec, traced["train"].replicated, test.declared)
+            traced["test"] = trace_evaluation(model, test.spec, traced["train"].replicated, test.declared)
     for name, one in batches.items():
         traced[name] = replace(traced[name], whole=one.whole, declared=one.declared)
     if before is not None and not is_counted:  # a graph with checkpoints has the steps of its own call alone

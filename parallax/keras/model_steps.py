@@ -60,7 +60,7 @@ class ModelStep:
     has_length: bool = False
 
 
-def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False, declared: Nest = None) -> ModelStep:
+def trace_training(model: KerasModel, spec: Nest, merges_rows: bool = False, declared: Nest = None) -> ModelStep:
     """The traced `train_step` of a compiled model; the trace creates the variables that the model lacks.
 
     Args:
@@ -75,22 +75,22 @@ def traced_training(model: KerasModel, spec: Nest, merges_rows: bool = False, de
         return _trace_by_length(model, model.train_step, spec, declared)
 
 
-def traced_evaluation(
+def trace_evaluation(
     model: KerasModel, spec: Nest, replicated: Sequence[Variable] = (), declared: Nest = None
 ) -> ModelStep:
-    """The traced `test_step`; see `traced_training`.
+    """The traced `test_step`; see `trace_training`.
 
     Args:
         model: a keras.Model.
-        spec: as in `traced_training`.
+        spec: as in `trace_training`.
         replicated: the tf.Variables of metrics that do not add up, by steps that were traced before.
-        declared: as in `traced_training`.
+        declared: as in `trace_training`.
     """
     return _trace_by_length(model, model.test_step, spec, declared, replicated)
 
 
-def traced_prediction(model: KerasModel, spec: Nest) -> ModelStep:
-    """The traced `predict_step`, whose logs are its flat results; see `traced_training`."""
+def trace_prediction(model: KerasModel, spec: Nest) -> ModelStep:
+    """The traced `predict_step`, whose logs are its flat results; see `trace_training`."""
     structures: list[Nest] = []
 
     def predict(data: Nest) -> Logs:

@@ -182,7 +182,7 @@ class ModelTraining:
         for batch in batches:
             share = running.pack_part(self._parts_of("predict", batch), step.whole)
             waits.append(running.start(step, share, fetches, rules=rules))
-            self.variables.outdate(self._written["predict"])
+            self.variables.invalidate(self._written["predict"])
         outputs = []
         for wait in waits:
             values = wait()
@@ -199,7 +199,7 @@ class ModelTraining:
         rules = add_summaries(map(default_rule, others), summaries)
         share = self._running.pack_part(batch, step.whole)
         wait = self._running.start(step, share, [*others, *summaries], parts, rules)
-        self.variables.outdate(self._written[which])
+        self.variables.invalidate(self._written[which])
 
         def wait_for_values() -> StepValues:
             values = wait()

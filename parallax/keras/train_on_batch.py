@@ -18,7 +18,7 @@ from parallax.functions.loop import LoopStep, OpenLoop, ScriptLoop, loop_for
 from parallax.functions.tracing.batch_norm_setting import statistics_of
 from parallax.keras.inputs import batch_length, is_compatible, open_spec
 from parallax.keras.libraries import library_of
-from parallax.keras.model_steps import ModelStep, rules_of_logs, traced_training, variables_of
+from parallax.keras.model_steps import ModelStep, rules_of_logs, trace_training, variables_of
 from parallax.keras.refusals import check_model, check_step
 from parallax.keras.train_function import ModelTraining
 from parallax.settings.config import Config
@@ -103,7 +103,7 @@ def prepare_model(
         library_of(model).check_compiled(model, "train_on_batch")
         check_model(model)
         with statistics_of(config.batch_norm):
-            traced = traced_training(model, open_spec(declared), merge_rows, declared)
+            traced = trace_training(model, open_spec(declared), merge_rows, declared)
         traced = replace(traced, whole=find_replicated_parts(_arrays_of(model, arguments)))
         check_step("train", traced.concrete)
         traced_steps.append(traced)

@@ -130,7 +130,7 @@ class DriverConnection:
         """Closes it; a second call has no effect."""
         self._connection.close()
 
-    def _introduce(self, key: bytes, is_driver: bool) -> None:
+    def _authenticate(self, key: bytes, is_driver: bool) -> None:
         """Makes both sides prove that they know the key.
 
         Raises:
@@ -148,10 +148,10 @@ class DriverSocket:
     """The socket on which the driver waits for worker 0.
 
     Attributes:
-        address: of it, for worker 0.
+        address: the one to which worker 0 connects.
 
     Args:
-        own: this machine's IP address for a worker 0 on another one; None for a worker 0 on this machine.
+        address: this machine's IP address for a worker 0 on another one; None for a worker 0 on this machine.
         ports: the first and last port that may be used; None for any.
 
     Raises:
@@ -180,7 +180,7 @@ class DriverSocket:
                 copy, channel = connected.dup(), DriverConnection(connected)
                 with copy, suppress(AuthenticationError, EOFError, OSError):
                     _limit_silence(copy, _PATIENCE_S)  # for an unauthenticated peer that sends nothing
-                    channel._introduce(self.address.key, is_driver=True)
+                    channel._authenticate(self.address.key, is_driver=True)
                     _limit_silence(copy, 0)
                     return channel
                 channel.close()
@@ -209,7 +209,7 @@ def connect(address: DriverAddress) -> DriverConnection:
         raise LaunchError(_NOT_REACHED.format(place=_text_of(address.place), reason=error)) from error
     _watch_peer(connected)
     channel = DriverConnection(connected)
-    channel._introduce(address.key, is_driver=False)
+    channel._authenticate(address.key, is_driver=False)
     return channel
 
 

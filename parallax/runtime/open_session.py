@@ -48,7 +48,7 @@ from parallax.runtime.worker.session.batch_comparison import BatchComparison
 from parallax.runtime.worker.session.bfloat16 import EffectHook
 from parallax.runtime.worker.session.channels import open_channels, open_stages
 from parallax.runtime.worker.session.names import Names
-from parallax.runtime.worker.session.one_graph import launchers_graph, take_launchers_graph
+from parallax.runtime.worker.session.one_graph import read_launcher_graph, take_launcher_graph
 from parallax.runtime.worker.session.positions import InputPositions
 from parallax.runtime.worker.session.run_context import TrainingRuns, WorkerContext
 from parallax.runtime.worker.session.session_parts import BetweenStepsHook
@@ -194,7 +194,7 @@ def _make_graph(
         members.start()
         extras.decisions.register_ops()
         alone = extras.decisions.analysed
-    members.folders.lead_hooks(config.hooks, members.workers)
+    members.folders.redirect_hooks(config.hooks, members.workers)
     analysed = _with_hooks(alone, graph, config, plan.synchronous)
     if extras.decisions is not None and analysed is alone:
         rewrites = extras.decisions.rewrites
@@ -219,9 +219,9 @@ def _make_graph(
 
 def _read_graph(graph: Graph, config: Config, parcel: JobMessage, plan: Plan, members: ProcessGroup) -> AnalysedGraph:
     """Starts Horovod, replaces the graph that this worker has built by the launcher's, and reads it."""
-    launcher, digest = launchers_graph(graph, parcel.graph, plan.fingerprint, members.rank)
+    launcher, digest = read_launcher_graph(graph, parcel.graph, plan.fingerprint, members.rank)
     members.start()
-    take_launchers_graph(graph, launcher, members.workers)
+    take_launcher_graph(graph, launcher, members.workers)
     alone = adopt_analysis(graph, parcel.spec, digest, config.lazy_updates, plan.synchronous)
     plan.check_belongs_to(alone.spec, plan.layout)
     return alone
@@ -367,7 +367,7 @@ def _with_hooks(analysed: AnalysedGraph, graph: Graph, config: Config, synchrono
     """The graph with the ops that the user's hooks add when they begin."""
     before = graph.version
     begin_hooks(config.hooks, graph)
-    with current_process_group().folders.chiefs_begin():
+    with current_process_group().folders.discard_opening_writes():
         begin_hooks(config.chief_only_hooks, graph)
     if graph.version == before:
         return analysed

@@ -139,7 +139,7 @@ def test_what_is_discarded_is_never_on_a_disk(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     folders = WorkerFolders(1)
-    with folders.chiefs_begin():
+    with folders.discard_opening_writes():
         named = folders.folder(str(tmp_path / "summaries"))
         with tf.Graph().as_default() as graph:
             writer = tf.summary.FileWriter(named, graph)

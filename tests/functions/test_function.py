@@ -11,8 +11,8 @@ from parallax.base.errors import ConfigError, GraphError
 from parallax.functions.function import DistributedStep
 from parallax.functions.tracing.arguments import are_alike, arguments_of, without_values
 from parallax.functions.tracing.results import rules_of
-from parallax.functions.tracing.trace_step import traced_step
-from parallax.keras.model_steps import step_graph, traced_training
+from parallax.functions.tracing.trace_step import trace_step
+from parallax.keras.model_steps import step_graph, trace_training
 from parallax.plans.plan import one_host
 
 v1 = tf.compat.v1
@@ -57,7 +57,7 @@ def as_keras(optimizer):
     model = keras.Model(ids, keras.layers.Dense(1)(rows))
     model.compile(optimizer, "mse")
     spec = (tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None, 1], tf.float32))
-    return step_graph(model, {"train": traced_training(model, spec)})[0].graph
+    return step_graph(model, {"train": trace_training(model, spec)})[0].graph
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_slot_is_named_below_its_variable_and_variables_by_their_paths():
         )
 
     found = {
-        one.name: one.trainable for one in traced_step(step, arguments_of([np.ones([2, 12], np.float32)], {})).variables
+        one.name: one.trainable for one in trace_step(step, arguments_of([np.ones([2, 12], np.float32)], {})).variables
     }
     assert found["last/kernel"] and not found["last/kernel/adam/momentum"]
     assert rule.apply.__func__ is keras.optimizers.Optimizer.apply
@@ -138,7 +138,7 @@ def test_an_optimizer_of_keras_updates_plain_variables_with_merged_rows(make):
             loss = tf.reduce_sum(tf.square(tf.gather(table, ids) @ kernel))
         rule.apply_gradients(zip(tape.gradient(loss, [table, kernel]), [table, kernel], strict=True))
 
-    trace = traced_step(step, arguments_of([np.array([3, 3, 1])], {}), merges_rows=True)
+    trace = trace_step(step, arguments_of([np.array([3, 3, 1])], {}), merges_rows=True)
     names = {one.name: one.trainable for one in trace.variables}
     assert names["deep/table"] and names["kernel"]
     assert all(name.startswith(("deep/table", "kernel", "rule/iter", "rule/learn", "iter", "learn")) for name in names)
@@ -160,7 +160,7 @@ def test_the_batch_is_open_scalars_are_not_and_python_values_are_constants():
         seen.append((ids.shape.as_list(), rate.shape.as_list(), twice))
 
     given = arguments_of([IDS, np.float32(1)], {"twice": True})
-    traced_step(step, given)
+    trace_step(step, given)
     assert seen[0] == ([None, 3], [], True)
     known = without_values(given)
     assert are_alike(known, arguments_of([IDS[:5], tf.constant(2.0)], {"twice": True}))
@@ -183,10 +183,10 @@ def test_a_layer_that_a_step_makes_anew_is_refused_and_one_that_it_keeps_is_not(
 
     given = arguments_of([np.ones([2, 3], np.float32)], {})
     if keeps:
-        assert [one.name for one in traced_step(step, given).variables] == ["made/kernel", "made/bias"]
+        assert [one.name for one in trace_step(step, given).variables] == ["made/kernel", "made/bias"]
     else:
         with pytest.raises(GraphError, match="creates .*kernel.*bias each time"):
-            traced_step(step, given)
+            trace_step(step, given)
 
 
 def test_a_signature_leaves_lengths_open():
@@ -422,5 +422,5 @@ def test_a_step_that_asks_what_is_built_is_that_of_later_calls():
         optimizer.apply([tape.gradient(loss, kernel)], [kernel])
         return loss
 
-    traced_step(step, arguments_of([np.ones([2, 3], np.float32)], {}))
+    trace_step(step, arguments_of([np.ones([2, 3], np.float32)], {}))
     assert asked == [False, True]

@@ -21,7 +21,7 @@ def table():
     """A variable, and its mirror, whose session has other values than the variable."""
     table = tf.Variable(tf.zeros([4, 2]), name="table")
     mirrors = Mirrors([("table", table)], {"table": TRAINED}.get)
-    mirrors.outdate(["table"])
+    mirrors.invalidate(["table"])
     yield table, mirrors
     mirrors.release()
 
@@ -135,7 +135,7 @@ def test_a_handle_that_was_taken_before_a_step_finds_what_the_step_has_trained(t
     variable, mirrors = table
     mirrors.refresh_all()
     handle = variable.handle
-    mirrors.outdate(["table"])
+    mirrors.invalidate(["table"])
     read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
     np.testing.assert_array_equal(read, TRAINED)
     assert mirrors.stale == set()

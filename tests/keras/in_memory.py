@@ -18,7 +18,7 @@ from ops.exactness.transport import combine_workers
 from parallax.analysis.graph_to_plan import analyse, rewrites_of
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.analysis.reading.construction import record
-from parallax.keras.model_steps import step_graph, traced_training, variables_of
+from parallax.keras.model_steps import step_graph, trace_training, variables_of
 from parallax.runtime.verify import difference
 from parallax.transform.building.all_to_all import native_ops
 from parallax.transform.building.editor import Worker
@@ -92,7 +92,7 @@ class Workers:
         native_ops()
         self._size, self._batches = size, batches(size)
         made = model(optimizer, policy)
-        concrete = traced_training(made, spec(), merges)
+        concrete = trace_training(made, spec(), merges)
         self._steps, found = step_graph(made, {"train": concrete})
         self._step = found["train"]
         self._load()

@@ -13,7 +13,7 @@ import tensorflow as tf  # noqa: F401  # of the tier of graphs
 from parallax import optimizers as by_row
 from parallax.analysis.graph_to_plan import analyse
 from parallax.base.errors import ConfigError
-from parallax.keras.model_steps import step_graph, traced_training
+from parallax.keras.model_steps import step_graph, trace_training
 from tests.keras.in_memory import EXAMPLES, IDS, Trained, Workers, model, spec
 
 pytestmark = pytest.mark.rotates(days=3)
@@ -228,6 +228,6 @@ def test_layers_in_bfloat16_end_as_in_plain_keras_but_for_rounding() -> None:
 @pytest.mark.parametrize(("examples", "ids"), [(0, None), (EXAMPLES, EXAMPLES * IDS)])
 def test_the_rows_of_an_open_batch_are_counted_where_its_examples_are_known(examples: int, ids: int | None) -> None:
     made = model(EVERY["SGD"])
-    graph, _ = step_graph(made, {"train": traced_training(made, spec())}, examples)
+    graph, _ = step_graph(made, {"train": trace_training(made, spec())}, examples)
     (table,) = [v for v in analyse(graph.graph).spec.variables if v.name == "emb/embeddings"]
     assert table.ids_per_step == ids

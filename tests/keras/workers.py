@@ -16,7 +16,7 @@ from parallax.analysis.graph_to_plan import analyse, plan_for, rewrites_of
 from parallax.analysis.reading.capture import initialization_phases
 from parallax.functions.tracing.step_graph import StepGraph
 from parallax.keras.inputs import open_spec
-from parallax.keras.model_steps import traced_evaluation, traced_training, variables_of
+from parallax.keras.model_steps import trace_evaluation, trace_training, variables_of
 from parallax.plans.plan import one_host
 from parallax.runtime.guard.watched_variables import watched_variables
 from parallax.transform.building.all_to_all import native_ops
@@ -51,10 +51,10 @@ class KerasJob:
         native_ops()
         self.model = model
         spec = open_spec(tf.nest.map_structure(tf.type_spec_from_value, data))
-        traced = {"train": traced_training(model, spec)}
-        traced = {"train": traced_training(model, spec)}  # the first has made what Keras makes late
+        traced = {"train": trace_training(model, spec)}
+        traced = {"train": trace_training(model, spec)}  # the first has made what Keras makes late
         if evaluates:
-            traced["test"] = traced_evaluation(model, spec)
+            traced["test"] = trace_evaluation(model, spec)
         self.variables = variables_of(model, [one for step in traced.values() for one in step.captured])
         graph = WithValues(self.variables, sums=[one for step in traced.values() for one in step.metrics])
         self.steps = {name: graph.add(name, one.concrete, is_uneven=True) for name, one in traced.items()}

@@ -36,7 +36,7 @@ from parallax.runtime.driver_channel import DriverAddress, DriverConnection, con
 from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.heartbeat import current_heartbeat
 from parallax.runtime.worker.ranks import ProcessGroup, current_process_group
-from parallax.runtime.worker.without_keras import keras_left_out
+from parallax.runtime.worker.without_keras import leaving_out_keras
 from parallax.settings.config import Config
 
 _NOT_THE_SAME = (
@@ -110,7 +110,7 @@ def serve() -> None:
     driver: ServedDriver = pickle.loads(calls.get_attachment())
     members = current_process_group()
     current_heartbeat().expect_sessions()
-    with keras_left_out():
+    with leaving_out_keras():
         import_module("parallax.runtime.open_session")  # before a graph comes, which is planned meanwhile
         if not driver.has_teams:
             members.start()

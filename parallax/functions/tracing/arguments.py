@@ -127,7 +127,7 @@ def with_tensors(structure: Nest, tensors: Sequence[Tensor]) -> Nest:
 
 def without_values(arguments: Arguments) -> Arguments:
     """A copy without tensors, for `are_alike`."""
-    return replace(arguments, structure=_form_of(arguments), tensors=())
+    return replace(arguments, structure=_structure_of(arguments), tensors=())
 
 
 def with_lengths(arguments: Arguments) -> Arguments | None:
@@ -147,7 +147,7 @@ def are_alike(known: Arguments, passed: Arguments) -> bool:
         known: a result of `without_values`.
         passed: of another call.
     """
-    if len(known.specs) != len(passed.specs) or known.structure != _form_of(passed):
+    if len(known.specs) != len(passed.specs) or known.structure != _structure_of(passed):
         return False
     fits = all(own.is_compatible_with(other) for own, other in zip(known.specs, passed.specs, strict=True))
     return fits and all(_is_equal(*pair) for pair in zip(known.others, passed.others, strict=True))
@@ -159,7 +159,7 @@ def arguments_text(arguments: Arguments) -> str:
     return ", ".join([*_spec_texts(arguments.specs), *others]) or "no arguments"
 
 
-def _form_of(arguments: Arguments) -> Nest:
+def _structure_of(arguments: Arguments) -> Nest:
     """The structure of arguments, without their values."""
     return tf.nest.map_structure(_is_tensor, arguments.structure)
 

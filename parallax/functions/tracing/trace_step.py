@@ -89,7 +89,7 @@ class StepTrace:
     summaries: StepSummaries
 
 
-def traced_step(
+def trace_step(
     step: Callable[..., Nest],
     arguments: Arguments,
     merges_rows: bool = False,

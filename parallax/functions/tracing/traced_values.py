@@ -150,7 +150,7 @@ def source_of(variable: Variable) -> ConcreteFunction | InFile | None:
     return getattr(variable, "_parallax_source", None)
 
 
-def leave_in(variable: Variable, place: InFile) -> None:
+def note_file(variable: Variable, place: InFile) -> None:
     """Records that a traced variable's value is in files from now on."""
     variable._parallax_source = place
 
@@ -190,7 +190,7 @@ def take_values(variables: Mapping[str, Variable], values: Mapping[str, Portable
         if name not in variables:
             continue
         if isinstance(value, InFile):
-            leave_in(variables[name], value)
+            note_file(variables[name], value)
         else:
             variables[name].assign(np.asarray(value))
 

@@ -64,15 +64,15 @@ def link_rates(comm: Comm) -> list[tuple[float, float]]:
     for hub in range(comm.size):
         others = [peer for peer in range(comm.size) if peer != hub]
         comm.Barrier()
-        out = _from_hub(comm, hub, others)
+        out = _measure_sending(comm, hub, others)
         comm.Barrier()
-        into = _to_hub(comm, hub, others)
+        into = _measure_receiving(comm, hub, others)
         if comm.rank == hub:
             mine = (out, into)
     return list(comm.allgather(mine))
 
 
-def _from_hub(comm: Comm, hub: int, others: list[int]) -> float:
+def _measure_sending(comm: Comm, hub: int, others: list[int]) -> float:
     if comm.rank != hub:
         _receive(comm, [hub], lambda: None)
         return 0.0
@@ -81,7 +81,7 @@ def _from_hub(comm: Comm, hub: int, others: list[int]) -> float:
     return arrivals.rate_bytes_per_s()
 
 
-def _to_hub(comm: Comm, hub: int, others: list[int]) -> float:
+def _measure_receiving(comm: Comm, hub: int, others: list[int]) -> float:
     if comm.rank != hub:
         _send(comm, [hub], lambda: has_message(comm, hub, _STOP), lambda: None)
         comm.Recv([bytearray(0), 0, _byte()], hub, _STOP)

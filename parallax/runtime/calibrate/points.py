@@ -82,7 +82,7 @@ class Point:
     is_held_out: bool = False
 
 
-def leads_of(hosts: Sequence[int]) -> tuple[int, ...]:
+def first_worker_by_host(hosts: Sequence[int]) -> tuple[int, ...]:
     """The first worker of each host, given the host of each worker."""
     return tuple(hosts.index(host) for host in dict.fromkeys(hosts))
 
@@ -94,7 +94,7 @@ def groups_of(hosts: Sequence[int], quick: bool) -> tuple[Group, ...]:
         hosts: the host number of each worker, ascending; on each host there is a server.
         quick: only two members and all of them.
     """
-    leads = leads_of(hosts)
+    leads = first_worker_by_host(hosts)
     groups = [Group(ACROSS, n, (leads[:n],), n) for n in _subsets(len(leads), quick)]
     by_host = [tuple(rank for rank, host in enumerate(hosts) if host == one) for one in dict.fromkeys(hosts)]
     for n in _subsets(max(map(len, by_host)), quick):

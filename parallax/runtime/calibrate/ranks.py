@@ -22,7 +22,7 @@ from parallax.base.types import Comm
 from parallax.plans.model_stages import WorkerGrid
 from parallax.runtime.calibrate.links import link_rates
 from parallax.runtime.calibrate.operations import Operations, operations_in_a_run
-from parallax.runtime.calibrate.points import ACROSS, Group, Point, groups_of, leads_of, points_of
+from parallax.runtime.calibrate.points import ACROSS, Group, Point, first_worker_by_host, groups_of, points_of
 from parallax.runtime.calibrate.run_seconds import seconds_of_call, seconds_of_run
 from parallax.runtime.calibrate.sum_points import SumTeam, drop_slow, methods_of, sizes_of, sum_teams
 from parallax.runtime.calibrate.sum_runs import IN_A_RUN, SumRuns
@@ -56,7 +56,7 @@ class _Measurement:
         self.workers = members.workers
         self.quick = quick
         hosts = members.parcel.hosts
-        is_lead = members.rank in leads_of(hosts)
+        is_lead = members.rank in first_worker_by_host(hosts)
         made = self.workers.Split(0 if is_lead else 1, members.rank)
         self.leads = made if is_lead else None
         self.hosts = hosts[: members.replicas]  # of the first island, or all
@@ -122,7 +122,7 @@ class _Measurement:
         own = (len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         everyone = self.workers.gather(own, 0)
         if everyone is not None:
-            hosts = [everyone[lead] for lead in leads_of(self.members.parcel.hosts)]
+            hosts = [everyone[lead] for lead in first_worker_by_host(self.members.parcel.hosts)]
             self._report(kind="hosts", found=hosts)
 
     def _links(self) -> list[tuple[float, float]]:

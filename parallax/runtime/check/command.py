@@ -80,10 +80,10 @@ def _of_graph(graph: Graph, analysed: AnalysedGraph, plan: Plan | None) -> list[
             lines.append((_SUSPICIOUS, f"The train_op {op.name} updates no trained variable from its gradient."))
     if plan is not None and plan.stages and plan.num_replicas == 1:  # all workers take the same batches
         return lines
-    return lines + of_unsharded(graph, captured.view, updates)
+    return lines + find_unsharded_inputs(graph, captured.view, updates)
 
 
-def of_unsharded(graph: Graph, view: GraphView, updates: Iterable[str]) -> list[tuple[str, str]]:
+def find_unsharded_inputs(graph: Graph, view: GraphView, updates: Iterable[str]) -> list[tuple[str, str]]:
     """The findings about inputs of the step that do not depend on the index of the worker's shard.
 
     Args:

@@ -40,7 +40,7 @@ def _pair_rates(comm: Comm) -> list[list[float]]:
     rounds = comm.size - 1 + comm.size % 2
     mine = [0.0] * comm.size
     for turn in range(rounds):  # the circle method: the last place stays, and the others move on by one
-        peer = opponent(comm.rank, turn, rounds)
+        peer = find_opponent(comm.rank, turn, rounds)
         pair = comm.Split(min(comm.rank, peer), comm.rank)
         if pair.size == 2:
             (out, into), (back_out, back_into) = link_rates(pair)
@@ -49,7 +49,7 @@ def _pair_rates(comm: Comm) -> list[list[float]]:
     return list(comm.allgather(mine))
 
 
-def opponent(place: int, turn: int, rounds: int) -> int:
+def find_opponent(place: int, turn: int, rounds: int) -> int:
     """Whom a place meets in a turn of a round-robin tournament of `rounds` + 1 places."""
     if place == rounds:
         return turn * (rounds + 1) // 2 % rounds

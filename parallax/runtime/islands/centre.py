@@ -67,7 +67,7 @@ class Centre:
         self.values = packing.zeros()
         self.momentum = packing.zeros() if terms.outer_momentum > 0 and not terms.simultaneous else {}
 
-    def bring(self, local: FlatValues) -> FlatValues:
+    def contribute(self, local: FlatValues) -> FlatValues:
         """The island's contribution to a meeting; all islands apply the same step from the sum of contributions.
 
         Args:

@@ -162,10 +162,10 @@ class IslandMeetings:
             packed = self._read(session) if self._is_leader else [one.zeros() for one in self._packings]
             for centre, own in zip(self._centres, packed, strict=True):
                 if centre is not None:
-                    brought = centre.bring(own)
-                    for dtype, values in brought.items():
+                    contributions = centre.contribute(own)
+                    for dtype, values in contributions.items():
                         self._total(values, self.terms.travels_as(dtype))
-                    centre.take(own, brought)
+                    centre.take(own, contributions)
             self._compare()
             self._spread(packed, session)
             for table in self._tables:

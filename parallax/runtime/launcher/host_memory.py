@@ -36,7 +36,7 @@ def host_memory(cluster: Cluster, memory_dir: Path | str, job: str) -> Iterator[
         memory_dir: as in `host_folder`.
         job: likewise.
     """
-    clear_orphaned(cluster, memory_dir)
+    clear_orphans(cluster, memory_dir)
     addresses = "".join(f"{host.address}\n" for host in cluster.hosts)
     with _record(Path(memory_dir) / f"{_NAME}-{job}{_RECORD}", addresses):
         try:
@@ -45,7 +45,7 @@ def host_memory(cluster: Cluster, memory_dir: Path | str, job: str) -> Iterator[
             clear_host_memory(cluster, memory_dir, job)
 
 
-def clear_orphaned(cluster: Cluster, memory_dir: Path | str) -> None:
+def clear_orphans(cluster: Cluster, memory_dir: Path | str) -> None:
     """Removes from hosts the state of this user's jobs whose launchers on this machine were killed.
 
     Args:

@@ -162,7 +162,9 @@ def launch(
         elif watch.contact.input is None:
             job_input.close()  # rank 0 sees the end of file at once
         ended = threading.Event()
-        speaker = threading.Thread(target=_speak, args=(process, watch, ended), name="parallax-word", daemon=True)
+        speaker = threading.Thread(
+            target=_send_keepalives, args=(process, watch, ended), name="parallax-word", daemon=True
+        )
         try:
             speaker.start()
             ending = _run(process, watch, caught)
@@ -328,10 +330,10 @@ def _run(process: subprocess.Popen[bytes], watch: _Watch, caught: list[int]) -> 
             if process.poll() is not None:
                 read_until_s = min(read_until_s, time.monotonic() + _LAST_WORDS_S)
     watch.close()
-    return watch.state.ending(process.wait(), watch.relay.tail)
+    return watch.state.conclude(process.wait(), watch.relay.tail)
 
 
-def _speak(process: subprocess.Popen[bytes], watch: _Watch, ended: threading.Event) -> None:
+def _send_keepalives(process: subprocess.Popen[bytes], watch: _Watch, ended: threading.Event) -> None:
     """Makes mpirun forward the keepalive signal at intervals, in a thread: printing may block the launcher's loop."""
     # Before a rank has started, mpirun may have neither its handlers nor daemons to forward the signal.
     while watch.state.alive.first_s is None and not has_written(process.stdout) and not ended.wait(_POLL_S):

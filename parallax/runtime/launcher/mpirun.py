@@ -112,9 +112,9 @@ def mpirun_argv(job: Job, launcher: Launcher) -> list[str]:
         *_word(job.cluster),
         *_messaging(job.cluster),
         *(
-            _staying_here(job.cluster, launcher.variables)
+            _options_for_one_machine(job.cluster, launcher.variables)
             if job.cluster.is_local
-            else _reaching_hosts(job.cluster, launcher)
+            else _options_for_hosts(job.cluster, launcher)
         ),
         *job.cluster.mpirun_options,
     ]
@@ -154,7 +154,7 @@ def _groups(job: Job) -> Iterator[_Group]:
             first += size
 
 
-def _staying_here(cluster: Cluster, variables: Mapping[str, str]) -> Iterator[str]:
+def _options_for_one_machine(cluster: Cluster, variables: Mapping[str, str]) -> Iterator[str]:
     """Options for one machine: no daemons, messages through shared memory, and mpirun's own over loopback."""
     for name, value in launch_parameters(cluster.mpirun_options, "isolated").items():
         yield from ("--mca", name, value)
@@ -170,7 +170,7 @@ def _staying_here(cluster: Cluster, variables: Mapping[str, str]) -> Iterator[st
             yield from ("--mca", name, value)
 
 
-def _reaching_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
+def _options_for_hosts(cluster: Cluster, launcher: Launcher) -> Iterator[str]:
     """Options for several machines; parameters that the user sets take precedence."""
     yield from ("--prefix", launcher.prefix) if launcher.prefix is not None else ()
     required = {

@@ -89,7 +89,7 @@ def measure_compute(
                 times_s.append(time_step(session, step))
             peak = peak_bytes()
             op_seconds = _time_ops(session, fetch, [batch(len(times_s) + step) for step in range(_TRACED)])
-            with _one_core() as moved:
+            with _pin_to_one_core() as moved:
                 while moved and len(on_one_s) < _UNTIMED_ON_ONE + _TIMED:
                     on_one_s.append(time_step(session, len(times_s) + _TRACED + len(on_one_s)))
     except tf.errors.OutOfRangeError as error:
@@ -129,7 +129,7 @@ def _time_ops(session: Session, fetch: str, batches: Sequence[dict[str, Value]])
 
 
 @contextlib.contextmanager
-def _one_core() -> Iterator[bool]:
+def _pin_to_one_core() -> Iterator[bool]:
     """Context that moves all threads of this process to one core; yields whether it could."""
     if not hasattr(os, "sched_setaffinity"):
         yield False

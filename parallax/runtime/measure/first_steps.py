@@ -56,7 +56,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         profile: the result, on worker 0 when finished; None elsewhere, and if not all workers trained.
 
     Args:
-        wish: the number of steps, and the file.
+        options: the number of steps, and the file.
         members: the job.
         worker: this one's graph.
         training: identifies the runs that are steps.

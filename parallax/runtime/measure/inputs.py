@@ -79,7 +79,7 @@ def inputs_of(
         needed = view.ancestors(needed_nodes, fed)
         variables = sorted(needed & captured.variables.keys())
         initial = {captured.variables[name].initializer for name in variables} - {""}
-        tables = _beginnings(graph, captured, needed, named)
+        tables = _find_initializers(graph, captured, needed, named)
         runners = [proto for proto in protos if proto.queue_name in needed]
         more = needed_nodes | initial | set(tables) | {op for r in runners for op in _ops_of(r)}
         if more == needed_nodes:
@@ -89,7 +89,7 @@ def inputs_of(
     phases = [[op for op in phase if op in initial] for phase in initialization_phases(captured)]
     whole = view.ancestors({*needed_nodes, *map(node_of, tensors)})
     return Inputs(
-        graph_def=_cut_out(view.graph_def, whole),
+        graph_def=_extract_nodes(view.graph_def, whole),
         variables=tuple(variables),
         phases=tuple(tuple(phase) for phase in (*phases, tables) if phase),
         equal_draws=frozenset(view.ancestors(initial)),
@@ -99,7 +99,7 @@ def inputs_of(
     )
 
 
-def _beginnings(graph: Graph, captured: CapturedGraph, needed: set[str], named: Sequence[str]) -> list[str]:
+def _find_initializers(graph: Graph, captured: CapturedGraph, needed: set[str], named: Sequence[str]) -> list[str]:
     """The ops that fill the lookup tables and initialize the iterators among the needed nodes."""
     view = captured.view
     handles = {n for n in needed if "HashTable" in view.op(n) or view.op(n) in _ITERATORS}
@@ -138,7 +138,7 @@ def _ops_of(proto: QueueRunnerDef) -> list[str]:
     return [*proto.enqueue_op_name, *filter(None, [proto.close_op_name, proto.cancel_op_name])]
 
 
-def _cut_out(graph_def: GraphDef, names: set[str]) -> GraphDef:
+def _extract_nodes(graph_def: GraphDef, names: set[str]) -> GraphDef:
     """A copy with some of the nodes, without recorded shapes."""
     cut = type(graph_def)(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:

@@ -83,7 +83,7 @@ class PeerMemory:
     def begin(self, session: Session) -> int:
         """Writes set 0 of a new generation; every worker must call it. Returns its step."""
         generation = next_generation(self.store.folder, self.store.comm)
-        self.store.begin(generation, self.snapshot.heads(generation), self.snapshot.bases(session))
+        self.store.begin(generation, self.snapshot.part_heads(generation), self.snapshot.bases(session))
         step = self._write(session, 0)
         self.store.settle()
         self.is_new = False

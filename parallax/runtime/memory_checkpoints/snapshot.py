@@ -93,7 +93,7 @@ class Snapshot:
     clear: Operation
     workers: int
 
-    def heads(self, generation: int) -> dict[int, PartHead]:
+    def part_heads(self, generation: int) -> dict[int, PartHead]:
         """The heads of the parts, by owner."""
         return {one.owner: one.head(generation, self.workers) for one in self.parts}
 

@@ -88,12 +88,12 @@ class PeerStore:
     _files: dict[int, PartFiles] = field(default_factory=dict)
     _ended: MpiRequest | None = None
 
-    def begin(self, generation: int, heads: Mapping[int, PartHead], bases: Mapping[int, BaseRows]) -> None:
+    def begin(self, generation: int, part_heads: Mapping[int, PartHead], bases: Mapping[int, BaseRows]) -> None:
         """Creates the parts of a generation, and fills variables that are updated by row; every worker must call it."""
         self.settle()
         rank = self.comm.Get_rank()
-        of_all: list[PartHead] = self.comm.allgather(heads[rank])
-        head_by_owner = {**heads, **{sender: of_all[sender] for sender in self.place.senders}}
+        of_all: list[PartHead] = self.comm.allgather(part_heads[rank])
+        head_by_owner = {**part_heads, **{sender: of_all[sender] for sender in self.place.senders}}
 
         def of_sender(sender: int, piece: Array) -> None:
             at, low = _PLACE.unpack(piece[: _PLACE.size].tobytes())
@@ -104,7 +104,7 @@ class PeerStore:
                 o: PartFiles(part_folder(self.folder, generation, o), head) for o, head in head_by_owner.items()
             }
             barrier(self.comm)  # no worker sends to one that has no files yet
-            for owner in heads.keys() - {rank}:
+            for owner in part_heads.keys() - {rank}:
                 for at, low, rows in bases[owner]:
                     self._files[owner].write_base(at, low, rows)
             own_rows = self._write(rank, bases[rank])

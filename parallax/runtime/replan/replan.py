@@ -40,7 +40,7 @@ class Replan:
         done: whether that has happened, and nothing is left to do.
 
     Args:
-        wish: the replanning options.
+        options: the replanning options.
         members: the job.
         worker: this one's graph.
         first: measures the first steps.

@@ -181,7 +181,7 @@ def _react(
         by = 0 if event.number == signal.SIGTERM else event.number
         return replace(state, is_end_requested=True, by=by, kill_s=now_s + GRACE_S), (SignalWorker(signal.SIGTERM),)
     if isinstance(event, ReaderGone):
-        return _orphan(state)
+        return _kill_orphan(state)
     if isinstance(event, WorkerEnded):
         return replace(state, kill_s=float("inf")), _end_worker(state, event.status)
     return state, ()
@@ -200,11 +200,11 @@ def _look(state: SupervisorState, vitals: Vitals, now_s: float) -> tuple[Supervi
         unheard_s=state.unheard_s + passed_s,
     )
     if after.unheard_s >= after.limits.unheard_s:
-        return _orphan(after)
+        return _kill_orphan(after)
     return after, (Tell(Pulse(after.rank, after.stopped_s, after.quiet_s, after.doing)),)
 
 
-def _orphan(state: SupervisorState) -> tuple[SupervisorState, tuple[SupervisorAction, ...]]:
+def _kill_orphan(state: SupervisorState) -> tuple[SupervisorState, tuple[SupervisorAction, ...]]:
     return replace(state, orphaned=True, is_end_requested=True), (SignalWorker(signal.SIGKILL),)
 
 

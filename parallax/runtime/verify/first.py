@@ -64,7 +64,7 @@ class VerifiedSteps:
         count: how many steps.
         worker: this worker's graph.
         members: of the job.
-        wanted: tolerance and element type of products.
+        requested: tolerance and element type of products.
     """
 
     def __init__(self, count: int, worker: WorkerContext, members: ProcessGroup, requested: Settings) -> None:

@@ -134,10 +134,10 @@ class _AveragedGroup:
     def meet(self, values: Sequence[Values]) -> list[Values]:
         """The values of each island after a meeting, given those before."""
         local = [self._packing.pack([np.asarray(one[entry.op]) for entry in self._entries]) for one in values]
-        brought = [centre.bring(own) for centre, own in zip(self._centres, local, strict=True)]
+        contributions = [centre.contribute(own) for centre, own in zip(self._centres, local, strict=True)]
         found: list[Values] = []
         for centre, own in zip(self._centres, local, strict=True):
-            centre.take(own, {dtype: np.sum([one[dtype] for one in brought], 0) for dtype in own})
+            centre.take(own, {dtype: np.sum([one[dtype] for one in contributions], 0) for dtype in own})
             views = zip(self._entries, self._packing.views(own), strict=True)
             found.append({one.op: view.astype(tf.as_dtype(one.dtype).as_numpy_dtype) for one, view in views})
         return found

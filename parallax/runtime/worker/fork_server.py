@@ -36,7 +36,7 @@ from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD
 from parallax.runtime.supervisor.preload import forget_preloaded
 from parallax.runtime.supervisor.processes import RANK, die_with_parent
 from parallax.runtime.supervisor.worker_process import NUMBER, PLACE_OF_RANK, check_peer
-from parallax.runtime.worker.without_keras import keras_left_out
+from parallax.runtime.worker.without_keras import leaving_out_keras
 from parallax.settings.environment import settings
 
 _SERVED = ("numpy", "parallax.functions.remote.serve_driver", "parallax.runtime.open_session", "horovod.tensorflow")
@@ -74,7 +74,7 @@ def _has_one_thread() -> bool:
 def import_for_workers() -> None:
     """Imports the modules that workers of this process's settings need."""
     serves = settings().without_keras
-    with keras_left_out() if serves else contextlib.nullcontext():
+    with leaving_out_keras() if serves else contextlib.nullcontext():
         import_modules(_SERVED if serves else _SCRIPTED)
 
 
@@ -263,7 +263,7 @@ class ForkServer:
                 status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
                 with contextlib.suppress(OSError):
                     supervisor.sendall(NUMBER.pack(status))
-        self._bury()
+        self._reap()
 
     def _kill_rest(self, supervisor: socket.socket) -> None:
         """Kills the rest of a worker, with its process group, which it may not have made yet."""
@@ -274,9 +274,9 @@ class ForkServer:
                 kill(pid, signal.SIGKILL)
         self._ended.discard(pid)
         self._killed.add(pid)
-        self._bury()
+        self._reap()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         """Reaps killed workers that are dead; one may hang in the kernel for a while."""
         self._killed -= {pid for pid in self._killed if os.waitpid(pid, os.WNOHANG)[0]}
 

@@ -138,7 +138,7 @@ class Heartbeat:
         places: Mapping[str, Sequence[str]] = {}
         while True:
             running = self._running
-            if running is not None and running is not looked_up and _lasts(running):
+            if running is not None and running is not looked_up and _is_long(running):
                 places, looked_up = running.for_all(), running  # may take long
             with self._lock:  # so that no report is older than that of `finish`
                 running = self._running
@@ -160,7 +160,7 @@ class Heartbeat:
         return {"kind": BEAT, "runs": self._runs, "fetch": fetch, "seconds": round(seconds, 1)}
 
 
-def _lasts(running: _Running) -> bool:
+def _is_long(running: _Running) -> bool:
     return time.monotonic() - running.began_s >= _FIRST_REPORT_S
 
 

@@ -34,7 +34,7 @@ _RUNS_SCRIPTS = (runpy.__file__, "<frozen runpy>")
 
 
 @contextmanager
-def local_training_noticed(role: Role, command: str, say: Callable[[str], None]) -> Iterator[None]:
+def noticing_local_training(role: Role, command: str, say: Callable[[str], None]) -> Iterator[None]:
     """Context that detects steps which the script takes without Parallax. TensorFlow must be imported.
 
     Args:

@@ -24,7 +24,7 @@ from parallax.runtime.worker.preemption import Preempted
 from parallax.runtime.worker.random_state import EqualUntilBuilt
 from parallax.runtime.worker.ranks import ProcessGroup, membership
 from parallax.runtime.worker.script import error_text, run_script, what_text
-from parallax.runtime.worker.without_keras import keras_left_out
+from parallax.runtime.worker.without_keras import leaving_out_keras
 from parallax.settings.environment import settings
 
 
@@ -67,14 +67,14 @@ def check_fenced(secret: Mapping[str, str]) -> None:
 
 def _run(words: list[str], members: ProcessGroup) -> bool:
     """Runs the script; returns whether it reached its own end."""
-    with keras_left_out() if settings().without_keras else nullcontext():
+    with leaving_out_keras() if settings().without_keras else nullcontext():
         from parallax.analysis.reading.construction import record  # imports TensorFlow, which must come after MPI
 
     record.install()
     join_deprecations()
     write_lines_once()
     members.folders.install()
-    members.when_built.append(members.folders.knows_rank)
+    members.when_built.append(members.folders.note_rank)
     members.when_built.append(EqualUntilBuilt(settings().script_seed or members.parcel.seed).part)
     try:
         run_script(words)

@@ -20,7 +20,7 @@ _OF_HOROVOD = "horovod.tensorflow.sync_batch_norm"
 
 
 @contextmanager
-def keras_left_out() -> Iterator[None]:
+def leaving_out_keras() -> Iterator[None]:
     """Context in which Keras cannot be imported; afterwards it can."""
     finder = _FinderOfKeras()
     sys.meta_path.insert(0, finder)

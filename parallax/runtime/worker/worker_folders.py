@@ -69,11 +69,11 @@ class WorkerFolders:
             return named
         return f"{named.rstrip('/')}/{self._name}"
 
-    def knows_rank(self, _: int) -> None:
+    def note_rank(self, _: int) -> None:
         """Records that the script has learnt its rank."""
         self._knows_rank, self._stays = True, False
 
-    def lead_hooks(self, hooks: Sequence[Hook], workers: Comm) -> None:
+    def redirect_hooks(self, hooks: Sequence[Hook], workers: Comm) -> None:
         """Redirects hooks to the worker's own folders, before they begin; every worker must call it.
 
         Writers that are made from here on, until the script knows its rank, are those of hooks and of Parallax.
@@ -88,10 +88,10 @@ class WorkerFolders:
         for number, (hook, name) in enumerate(places):
             lower = [of_worker[number] for of_worker in by_worker[: self._rank] if number < len(of_worker)]
             if _text(hook, name) in lower:
-                self._lead(hook, name)
+                self._redirect(hook, name)
 
     @contextmanager
-    def chiefs_begin(self) -> Iterator[None]:
+    def discard_opening_writes(self) -> Iterator[None]:
         """Context in which hooks of worker 0 alone begin: other workers' writers discard what they write on opening."""
         self._discards = self._rank > 0
         try:
@@ -103,7 +103,7 @@ class WorkerFolders:
     def _name(self) -> str:
         return f"worker-{self._rank}"
 
-    def _lead(self, hook: Hook, name: str) -> None:
+    def _redirect(self, hook: Hook, name: str) -> None:
         import tensorflow as tf
 
         folder, file = (_text(hook, name), "") if name in _FOLDERS else _text(hook, name).rpartition("/")[::2]

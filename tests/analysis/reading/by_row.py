@@ -11,7 +11,7 @@ from parallax.analysis.reading.capture import capture
 from parallax.analysis.reading.lazy.updates import lazy_updates
 from parallax.functions.tracing.arguments import arguments_of
 from parallax.functions.tracing.step_graph import StepGraph
-from parallax.functions.tracing.trace_step import traced_step
+from parallax.functions.tracing.trace_step import trace_step
 from parallax.graph.batches import mark_batch
 from parallax.graph.view import GraphView, node_of
 
@@ -73,7 +73,7 @@ def keras_step(optimizer, library=keras):
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
-    traced = traced_step(step, arguments_of((np.zeros(6, np.int64),), {}), merges_rows=True)
+    traced = trace_step(step, arguments_of((np.zeros(6, np.int64),), {}), merges_rows=True)
     graph = StepGraph(traced.variables)
     made = graph.add("step", traced.concrete)
     mark_batch(made.feeds[0], "step")

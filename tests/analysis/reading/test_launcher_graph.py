@@ -20,7 +20,7 @@ from parallax.analysis.reading.construction.launcher_graph import (
 )
 from parallax.base.errors import OtherGraphError
 from parallax.graph.view import EXAMPLES
-from parallax.runtime.worker.session.one_graph import launchers_graph, place_of
+from parallax.runtime.worker.session.one_graph import place_of, read_launcher_graph
 
 v1 = tf.compat.v1
 
@@ -169,20 +169,20 @@ def test_a_graph_of_another_structure_is_not_held():
 def test_another_structure_is_refused_with_its_place_in_the_script():
     own = built(transposed=random.random() < 2)
     with pytest.raises(OtherGraphError, match=f"worker 3 built op 'product' differently.*{__file__}:[0-9]+"):
-        launchers_graph(own, pack_graph(built()), fingerprint(definition(built())), rank=3)
+        read_launcher_graph(own, pack_graph(built()), fingerprint(definition(built())), rank=3)
 
 
 def test_a_graph_of_the_planned_structure_is_the_launchers_and_its_digest_is_told():
     launcher, own = built(value=2.0), built(shift=2)
     digest = fingerprint(definition(launcher))
-    found, told = launchers_graph(own, pack_graph(launcher), digest, rank=0)
+    found, told = read_launcher_graph(own, pack_graph(launcher), digest, rank=0)
     assert (told, len(found.graph_def.node)) == (digest, len(definition(launcher).node))
 
 
 def test_ops_that_came_after_the_plan_are_seen():
     digest = fingerprint(definition(built()))
     with pytest.raises(OtherGraphError, match="worker 0 has no op 'more'"):
-        launchers_graph(built(), pack_graph(built(more=True)), digest, rank=0)
+        read_launcher_graph(built(), pack_graph(built(more=True)), digest, rank=0)
 
 
 def test_the_place_of_an_op_is_the_scripts_line():

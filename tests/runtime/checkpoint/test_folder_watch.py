@@ -104,7 +104,7 @@ PLACES = {
     "writing": (writer, "run"),
     "forcing to the disk": (writer, "fsync_path"),
     "moving to the name": (tf.io.gfile, "rename"),
-    "naming the latest": (writer, "become_latest"),
+    "naming the latest": (writer, "mark_latest"),
     "deleting older ones": (folder, "delete"),
     "the owner's mark": (folder_owner, "_read"),
     "finding what to read": (folder, "_state"),

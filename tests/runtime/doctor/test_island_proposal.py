@@ -6,7 +6,7 @@ import pytest
 
 from parallax.cluster.machines import Cluster, Host
 from parallax.runtime.doctor.island_proposal import find_islands, proposal_text
-from parallax.runtime.doctor.links import opponent
+from parallax.runtime.doctor.links import find_opponent
 
 
 def rates(islands: str, within: float = 100.0, between: float = 10.0) -> list[list[float]]:
@@ -59,7 +59,7 @@ def test_every_two_hosts_meet_once(hosts: int) -> None:
     rounds, met = hosts - 1 + hosts % 2, []
     for turn in range(rounds):
         for host in range(hosts):
-            other = opponent(host, turn, rounds)
-            assert other >= hosts or opponent(other, turn, rounds) == host
+            other = find_opponent(host, turn, rounds)
+            assert other >= hosts or find_opponent(other, turn, rounds) == host
             met += [(host, other)] if other < hosts else []
     assert sorted(met) == [(a, b) for a in range(hosts) for b in range(hosts) if a != b]

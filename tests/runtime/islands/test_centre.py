@@ -38,9 +38,9 @@ class Islands:
         return self.centres[0].values
 
     def meet(self):
-        brought = [centre.bring(own) for centre, own in zip(self.centres, self.own, strict=True)]
+        contributions = [centre.contribute(own) for centre, own in zip(self.centres, self.own, strict=True)]
         for centre, own in zip(self.centres, self.own, strict=True):
-            centre.take(own, {dtype: sum(one[dtype] for one in brought) for dtype in own})
+            centre.take(own, {dtype: sum(one[dtype] for one in contributions) for dtype in own})
 
 
 def distance(found, wanted):
@@ -142,8 +142,8 @@ def test_differences_in_bfloat16_are_rounded_and_the_centre_is_not():
     assert distance({"float64": rounded.centre["float64"]}, {"float64": exact.centre["float64"]}) == 0
     error = distance({"float32": rounded.centre["float32"]}, {"float32": exact.centre["float32"]})
     assert 0 < error <= 0.7 * 1.9 * 2 * 2**-8 * furthest  # of the summands, and of the sum
-    brought = rounded.centres[0].bring({dtype: one + 1 / 3 for dtype, one in rounded.own[0].items()})
-    assert not (brought["float32"].view(np.uint32) & 0xFFFF).any()
+    contributions = rounded.centres[0].contribute({dtype: one + 1 / 3 for dtype, one in rounded.own[0].items()})
+    assert not (contributions["float32"].view(np.uint32) & 0xFFFF).any()
 
 
 def test_what_rounding_loses_stays_with_islands_that_do_not_join():

@@ -13,7 +13,7 @@ import pytest
 
 from parallax.base.private_files import lock_private_file, make_private_folder
 from parallax.cluster.machines import local_cluster
-from parallax.runtime.launcher.host_memory import clear_orphaned, host_folder, host_memory
+from parallax.runtime.launcher.host_memory import clear_orphans, host_folder, host_memory
 from parallax.runtime.supervisor.processes import remove_scratch
 
 LAUNCHER = """
@@ -60,11 +60,11 @@ def test_hosts_that_the_next_job_does_not_have_stay_in_the_record(tmp_path: Path
     record = tmp_path / "parallax-state-dead.launcher"
     own = record.read_text()
     record.write_text(f"elsewhere\n{own}")
-    clear_orphaned(local_cluster(1, ""), tmp_path)
+    clear_orphans(local_cluster(1, ""), tmp_path)
     assert names(tmp_path) == [record.name] and record.read_text() == "elsewhere\n"
     record.write_text("elsewhere\n")
     host_folder(tmp_path, "dead", "here").mkdir()
-    clear_orphaned(local_cluster(1, ""), tmp_path)
+    clear_orphans(local_cluster(1, ""), tmp_path)
     assert len(names(tmp_path)) == 2  # this host is not in the record
 
 

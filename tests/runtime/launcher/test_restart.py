@@ -189,7 +189,7 @@ def cause_of(*events, seconds=0, pulses=(0, 1), hosts=("a", "b")):
             state, _ = step(state, FrameReceived(Pulse(rank)), float(second))
         state, _ = step(state, FramesDrained(), float(second))
     state, _ = step(state, FramesDrained(), float(seconds))
-    return state.ending(0, lambda rank: []).cause
+    return state.conclude(0, lambda rank: []).cause
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import parallax
 from parallax.analysis.reading.batches.batch_sources import batch_sources
 from parallax.graph.view import GraphView
 from parallax.report.logger import log
-from parallax.runtime.check.command import of_unsharded
+from parallax.runtime.check.command import find_unsharded_inputs
 from parallax.runtime.worker.session.batch_comparison import STEPS, BatchComparison, BatchRecorder, equal_workers
 from parallax.runtime.worker.session.fetches import Request
 
@@ -266,6 +266,6 @@ def test_a_check_says_what_of_the_input_is_not_sharded(kind: str, told: list[tup
     with graph.as_default():
         view, updates = pipeline(kind)
         tf.import_graph_def(view.graph_def, name="")
-    found = of_unsharded(graph, view, updates)
+    found = find_unsharded_inputs(graph, view, updates)
     assert [kind for kind, _ in found] == [kind for kind, _ in told]
     assert all(words in text for (_, text), (_, words) in zip(found, told, strict=True)), found

@@ -12,7 +12,7 @@ from parallax.analysis.reading.construction import record
 from parallax.analysis.reading.gradients import training_updates
 from parallax.functions.tracing.arguments import arguments_of
 from parallax.functions.tracing.step_graph import StepGraph
-from parallax.functions.tracing.trace_step import traced_step
+from parallax.functions.tracing.trace_step import trace_step
 from parallax.plans.plan import one_host
 from parallax.runtime.worker.heartbeat import Heartbeat
 from parallax.runtime.worker.session.names import Names
@@ -99,7 +99,7 @@ class Gan:
 def test_resetting_a_metric_of_an_updated_model_is_no_step(program):
     made = program()
     arguments = arguments_of((np.zeros((4, 5), np.int32), np.zeros((4, 3), np.float32)), {})
-    traced = {name: traced_step(getattr(made, name), arguments) for name in ("train", "test")}
+    traced = {name: trace_step(getattr(made, name), arguments) for name in ("train", "test")}
     graph = StepGraph(traced["train"].variables, sums=[one for step in traced.values() for one in step.metrics])
     for name, one in traced.items():
         graph.add(name, one.concrete, is_uneven=True)

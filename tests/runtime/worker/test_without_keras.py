@@ -6,9 +6,9 @@ import sys
 _IMPORTS = """
 import sys
 
-from parallax.runtime.worker.without_keras import keras_left_out
+from parallax.runtime.worker.without_keras import leaving_out_keras
 
-with keras_left_out():
+with leaving_out_keras():
     import horovod.tensorflow
     import tensorflow as tf
 assert horovod.tensorflow.allreduce and tf.__version__

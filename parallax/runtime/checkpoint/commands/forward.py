@@ -272,7 +272,7 @@ def _edit_graph(
         nodes.append(_placeholder(view, tensor, name))
     variables = []
     for node in (one for one in view.nodes if one in needed):
-        nodes.append(_bare(view.nodes[node], needed))
+        nodes.append(_strip(view.nodes[node], needed))
         if view.op(node) in _VARIABLES:
             variables.append(node)
         if view.op(node) in _REFERENCES:
@@ -306,7 +306,7 @@ def _placeholder(view: GraphView, tensor: str, name: str) -> NodeDef:
     return made
 
 
-def _bare(node: NodeDef, needed: set[str]) -> NodeDef:
+def _strip(node: NodeDef, needed: set[str]) -> NodeDef:
     """Strips a node of its device and of control dependencies on nodes that are not exported."""
     made = type(node)()
     made.CopyFrom(node)

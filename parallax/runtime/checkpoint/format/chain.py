@@ -24,11 +24,11 @@ from parallax.runtime.checkpoint.format.links import (
     HEADER,
     Header,
     RowsWritten,
-    followers,
+    find_followers,
+    find_strays,
     header_from,
     is_state,
     others,
-    strays,
 )
 from parallax.runtime.checkpoint.format.sorted_string_table import DamagedCheckpoint, make_damage_error
 from parallax.runtime.checkpoint.format.stored_tensors import OWN_KEYS
@@ -200,7 +200,7 @@ def chains(prefixes: Sequence[str]) -> Iterator[tuple[str, Chain | DamagedCheckp
     Args:
         prefixes: of full checkpoints of one folder.
     """
-    increments, notes = opened_increments(posixpath.dirname(prefixes[0])) if prefixes else ({}, [])
+    increments, notes = open_increments(posixpath.dirname(prefixes[0])) if prefixes else ({}, [])
     for number, prefix in enumerate(prefixes):
         chain_notes = tuple(notes) if not number else ()
         try:
@@ -209,7 +209,7 @@ def chains(prefixes: Sequence[str]) -> Iterator[tuple[str, Chain | DamagedCheckp
         except DamagedCheckpoint as error:
             yield prefix, error, chain_notes
             continue
-        following = followers(own.id if own else "", {name: header for name, (_, header) in increments.items()})
+        following = find_followers(own.id if own else "", {name: header for name, (_, header) in increments.items()})
         yield (
             prefix,
             Chain(whole, tuple(increments[name] for name in following.prefixes)),
@@ -243,7 +243,7 @@ def chain_of(increment: str) -> Chain:
     raise make_damage_error(f"{increment}.index", "a checkpoint that it follows does not exist")
 
 
-def opened_increments(folder: str) -> tuple[dict[str, tuple[Bundle, Header]], list[str]]:
+def open_increments(folder: str) -> tuple[dict[str, tuple[Bundle, Header]], list[str]]:
     """Opens the readable increments of a folder, with their headers; also returns messages about the others."""
     opened, notes = {}, []
     for prefix in increments_in(folder):
@@ -296,7 +296,7 @@ def delete_strays(folder: str, wholes: Sequence[str]) -> list[str]:
     if not increments_in(folder):
         return []
     headers = [header_of(Bundle(prefix)) for prefix in wholes if tf.io.gfile.exists(f"{prefix}.index")]
-    return _delete(folder, lambda found: strays([one.id for one in headers if one], found))
+    return _delete(folder, lambda found: find_strays([one.id for one in headers if one], found))
 
 
 def delete_others(folder: str, header: Header) -> list[str]:
@@ -306,7 +306,7 @@ def delete_others(folder: str, header: Header) -> list[str]:
 
 def _delete(folder: str, chosen: Callable[[dict[str, Header]], list[str]]) -> list[str]:
     """Deletes increments that cannot be read, and selected ones."""
-    increments, _ = opened_increments(folder)
+    increments, _ = open_increments(folder)
     unread = [prefix for prefix in increments_in(folder) if prefix not in increments]
     deleted = [*unread, *chosen({prefix: header for prefix, (_, header) in increments.items()})]
     for prefix in deleted:

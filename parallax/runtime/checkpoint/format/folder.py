@@ -79,7 +79,7 @@ def candidates(folder: str) -> list[str]:
 
 def list_prefixes(folder: str) -> list[str]:
     """The prefixes of all checkpoints in a folder, named in the file `checkpoint` or not."""
-    return sorted({*_there(folder), *_state(folder)[1]}, key=lambda prefix: (len(prefix), prefix))
+    return sorted({*_find_prefixes(folder), *_state(folder)[1]}, key=lambda prefix: (len(prefix), prefix))
 
 
 def latest(folder: str) -> str | None:
@@ -87,7 +87,7 @@ def latest(folder: str) -> str | None:
     return next(iter(candidates(folder)), None)
 
 
-def become_latest(prefix: str) -> None:
+def mark_latest(prefix: str) -> None:
     """Appends a checkpoint to those that the file `checkpoint` of its folder names, as the latest."""
     folder = posixpath.dirname(prefix)
     _write_state(folder, [*(p for p in _state(folder)[1] if p != prefix), prefix])
@@ -167,7 +167,7 @@ def _state(folder: str) -> tuple[str, list[str]]:
     except ValueError:  # not text
         state = None
     if state is None or not state.model_checkpoint_path:
-        return "", _there(folder)
+        return "", _find_prefixes(folder)
     return str(state.model_checkpoint_path), [str(prefix) for prefix in state.all_model_checkpoint_paths]
 
 
@@ -182,7 +182,7 @@ def _write_state(folder: str, prefixes: list[str]) -> None:
     fsync_path(folder)
 
 
-def _there(folder: str) -> list[str]:
+def _find_prefixes(folder: str) -> list[str]:
     """The prefixes of the checkpoints whose index is in a folder, by step."""
     names = (posixpath.basename(path) for path in tf.io.gfile.glob(posixpath.join(folder, f"{NAME}-*.index")))
     matches = (re.fullmatch(re.escape(NAME) + r"-(\d+)\.index", name) for name in names)

@@ -183,7 +183,7 @@ class FolderClaim:
         """Verifies that an owner is dead; returns how long a claim must stay before it counts."""
         own_machine = _machine()
         if previous.machine == own_machine:
-            if _began(previous.process) == previous.began:
+            if _read_start_time(previous.process) == previous.began:
                 raise self._in_use(previous)
             return self.limits.settle_s
         log.info(
@@ -260,7 +260,9 @@ def claim_of(folder: str, title: str = "") -> FolderClaim:
 
 def _make_mark(job: str, title: str) -> OwnerMark:
     process = os.getpid()
-    return OwnerMark(uuid.uuid4().hex, job, title, socket.gethostname(), process, _began(process) or 0, _machine())
+    return OwnerMark(
+        uuid.uuid4().hex, job, title, socket.gethostname(), process, _read_start_time(process) or 0, _machine()
+    )
 
 
 def _machine() -> str:
@@ -271,7 +273,7 @@ def _machine() -> str:
     return uuid.uuid4().hex
 
 
-def _began(process: int) -> int | None:
+def _read_start_time(process: int) -> int | None:
     """The start time of a process of this machine; None if there is none, or it is a zombie."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         words = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

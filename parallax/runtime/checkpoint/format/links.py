@@ -95,7 +95,7 @@ class Followers:
     notes: tuple[str, ...] = ()
 
 
-def followers(base: str, increments: Mapping[str, Header]) -> Followers:
+def find_followers(base: str, increments: Mapping[str, Header]) -> Followers:
     """Finds the increments that follow a full checkpoint, without a gap.
 
     Args:
@@ -139,7 +139,7 @@ def others(header: Header, increments: Mapping[str, Header]) -> list[str]:
     return sorted(p for p, one in increments.items() if one.base == header.base and one.id not in before)
 
 
-def strays(bases: Sequence[str], increments: Mapping[str, Header]) -> list[str]:
+def find_strays(bases: Sequence[str], increments: Mapping[str, Header]) -> list[str]:
     """The prefixes of increments whose full checkpoint is gone, which makes them unusable.
 
     Args:

@@ -23,10 +23,10 @@ from parallax.runtime.checkpoint.format.folder import (
     NAME,
     UNFINISHED,
     Retention,
-    become_latest,
     delete,
     fsync_path,
     is_full,
+    mark_latest,
     reason,
 )
 from parallax.runtime.checkpoint.format.folder_owner import FolderClaim
@@ -151,7 +151,7 @@ class Writer:
             others: parts of other processes, which have closed them.
         """
         self.finish_files(others)
-        become_latest(self.prefix)
+        mark_latest(self.prefix)
         self.retention.apply(self.folder)
         return self.prefix
 

@@ -121,15 +121,15 @@ class JobState:
     heeded: int = 1
     kill_s: float | None = None
 
-    def ending(self, mpirun_status: int, tail: Callable[[int], Sequence[str]]) -> Ending:
-        """Returns how the job ended, after mpirun's end; the arguments are those of `FailureDetector.ending`."""
+    def conclude(self, mpirun_status: int, tail: Callable[[int], Sequence[str]]) -> Ending:
+        """Returns how the job ended, after mpirun's end; the arguments are those of `FailureDetector.conclude`."""
         if self.saved_step is not None and self.shall_yield and not self.signals:
             return Ending(EXIT_PREEMPTED, "", EndCause(YIELDED))
         if self.saved_step is not None:
             what = f"preempted at step {self.saved_step}, saved. Start the job again to continue from there."
             return Ending(EXIT_PREEMPTED, what, EndCause(STOPPED))
         if self.stop is None:
-            return self.judge.ending(mpirun_status, tail)
+            return self.judge.conclude(mpirun_status, tail)
         if self.signals and self.stop.status == 128 + self.signals[0]:
             return replace(self.stop, message="\n".join(filter(None, [self.stop.message, self.judge.describe(tail)])))
         return self.stop
@@ -251,4 +251,4 @@ def _reason(state: JobState, now_s: float) -> tuple[Ending | None, bool]:
 def _may_follow(state: JobState, now_s: float) -> bool:
     """Whether the known failure may be the consequence of an older silence."""
     failure = state.judge.failure
-    return failure is not None and state.alive.late_since(failure.since_s, now_s)
+    return failure is not None and state.alive.is_late_since(failure.since_s, now_s)

@@ -159,7 +159,7 @@ class FailureDetector:
             return False
         return now_s >= failure.since_s + (_EXIT_WAIT_S if failure.status is None else _SETTLE_S)
 
-    def ending(self, mpirun_status: int, tail: Callable[[int], Sequence[str]]) -> Ending:
+    def conclude(self, mpirun_status: int, tail: Callable[[int], Sequence[str]]) -> Ending:
         """Returns how the job ended, if it was not stopped.
 
         Args:

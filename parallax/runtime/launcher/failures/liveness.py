@@ -106,15 +106,15 @@ class Liveness:
             stops_sampled_s=now_s,
         )
 
-    def late(self, now_s: float) -> tuple[int, ...]:
+    def find_late(self, now_s: float) -> tuple[int, ...]:
         """The ranks whose pulse is late, ascending: their state is unknown."""
         clock_s = now_s - self.idle_s - self.limits.late_s
         return tuple(rank for rank, at_s in enumerate(self.heard_s) if at_s is not None and at_s < clock_s)
 
-    def late_since(self, since_s: float, now_s: float) -> bool:
+    def is_late_since(self, since_s: float, now_s: float) -> bool:
         """Whether the pulse of a rank that was late at `since_s` is still late."""
         return any(
-            (self.heard_s[rank] or 0.0) < since_s - self.idle_s - self.limits.late_s for rank in self.late(now_s)
+            (self.heard_s[rank] or 0.0) < since_s - self.idle_s - self.limits.late_s for rank in self.find_late(now_s)
         )
 
     def is_in_doubt(self, now_s: float) -> bool:
@@ -122,7 +122,8 @@ class Liveness:
         unsure = (p for p in self.pulses if p is not None and self.heard_s[p.rank] != _ENDED)
         missed_s = 1.5 * self.limits.beat_s  # two heartbeats, and rounding in sums of clock differences
         has_unstarted = not self.heard_s or None in self.heard_s
-        return has_unstarted or bool(self.late(now_s)) or any(p.stopped_s > 0 or p.quiet_s > missed_s for p in unsure)
+        is_late = bool(self.find_late(now_s))
+        return has_unstarted or is_late or any(p.stopped_s > 0 or p.quiet_s > missed_s for p in unsure)
 
     def verdict(self, now_s: float) -> Silence | None:
         """The silence at `now_s`, or None."""
@@ -156,7 +157,7 @@ class Liveness:
 
     def _silent(self, silent: tuple[int, ...], ages: Mapping[int, float], now_s: float) -> Silence | None:
         """The part of the job behind the silence of some ranks, once certain: a host's ranks fall silent one by one."""
-        late = self.late(now_s)
+        late = self.find_late(now_s)
         first = max(silent, key=lambda rank: ages[rank])
         host = self.hosts[first]
         of_host = tuple(rank for rank in ages if self.hosts[rank] == host)

@@ -132,7 +132,9 @@ class StallWatch:
                 away = [rank for rank, _ in absent]
                 waiting = tuple(rank for rank in range(len(self.states)) if rank not in away)
                 others = [state for rank in away if isinstance(state := self.states[rank], _InRun)]
-                return Stall(run.fetch, waiting, now_s - began_s, absent, self.timeout_s, _alone(run, others))
+                return Stall(
+                    run.fetch, waiting, now_s - began_s, absent, self.timeout_s, _find_exclusive_fetches(run, others)
+                )
         return None
 
     def _with(self, rank: int, state: _InRun | _Elsewhere) -> StallWatch:
@@ -152,7 +154,7 @@ def _why_absent(state: _InRun | _Elsewhere, run: _InRun) -> str:
         return ""
     if state.collectives == run.collectives:
         return _why_apart(state, run)
-    alone = _alone(state, [run])
+    alone = _find_exclusive_fetches(state, [run])
     return f"waits in another fetch: {state.fetch}" + (f"; every rank must fetch {', '.join(alone)}" if alone else "")
 
 
@@ -188,7 +190,7 @@ def _runs(number: int) -> str:
     return "a run" if number == 1 else f"{number} runs"
 
 
-def _alone(run: _InRun, others: Sequence[_InRun]) -> tuple[str, ...]:
+def _find_exclusive_fetches(run: _InRun, others: Sequence[_InRun]) -> tuple[str, ...]:
     """The fetches of a run that every rank must make and the others do not, each with the ops that exchange values."""
     elsewhere = {place for other in others for places in other.for_all.values() for place in places}
     left = {fetch: places - elsewhere for fetch, places in run.for_all.items()}

@@ -34,7 +34,7 @@ class Sink:
         try:
             self._stream.write(data)
         except OSError as error:
-            self._lose(error)
+            self._discard_buffer(error)
 
     def flush(self) -> None:
         """Flushes the buffer.
@@ -45,7 +45,7 @@ class Sink:
         try:
             self._stream.flush()
         except OSError as error:
-            self._lose(error)
+            self._discard_buffer(error)
 
     def new_trouble(self) -> str:
         """Returns once why bytes were lost; empty when none were."""
@@ -61,7 +61,7 @@ class Sink:
         except OSError:
             self._to_nowhere()
 
-    def _lose(self, error: OSError) -> None:
+    def _discard_buffer(self, error: OSError) -> None:
         """Drops the buffer, which Python would try to write again at the next call and at exit."""
         if isinstance(error, BrokenPipeError):
             raise error

@@ -118,7 +118,7 @@ class RunLog:
     def trains(self, names: tuple[str, ...]) -> bool:
         """Whether a run that fetches these names trains, including updates by servers."""
         if names not in self._trains:
-            self._trains[names] = self._looked_at(names)
+            self._trains[names] = self._is_inspected(names)
         return self._trains[names]
 
     def times(self) -> StepTimes | None:
@@ -157,7 +157,7 @@ class RunLog:
             self._times.append((self._step_s, self._between_s))
         self._step_s = self._between_s = 0.0
 
-    def _looked_at(self, names: tuple[str, ...]) -> bool:
+    def _is_inspected(self, names: tuple[str, ...]) -> bool:
         """Whether a run of these fetches trains; logs an op that looks as if it should and does not."""
         for name in names:
             if ":" not in name and _LIKE_A_TRAIN_OP.fullmatch(name) and not self._reaches_update((name,)):

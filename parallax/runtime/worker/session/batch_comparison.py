@@ -234,7 +234,7 @@ class BatchRecorder:
             return 0.0
         batches = [self._rows[number] for number in sorted(first.values())]
         columns = min(map(len, batches))
-        return max(_surprise([batch[column] for batch in batches]) for column in range(columns))
+        return max(_evidence_bits([batch[column] for batch in batches]) for column in range(columns))
 
 
 def equal_workers(histories: Sequence[BatchHistory]) -> list[tuple[int, ...]]:
@@ -250,7 +250,7 @@ def equal_workers(histories: Sequence[BatchHistory]) -> list[tuple[int, ...]]:
     return [tuple(ranks) for ranks in by_digests.values() if len(ranks) > 1]
 
 
-def _surprise(batches: Iterable[list[bytes]]) -> float:
+def _evidence_bits(batches: Iterable[list[bytes]]) -> float:
     """The information in bits of the distinct rows of some batches, from the frequency of each row."""
     every = list(batches)
     counts = Counter(row for batch in every for row in batch)

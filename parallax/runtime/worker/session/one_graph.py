@@ -28,7 +28,7 @@ _LIBRARIES = ("tensorflow", "keras", "tf_keras", "parallax")
 _NAMED = 3  # ops that a message lists
 
 
-def launchers_graph(graph: Graph, data: bytes, expected: str, rank: int) -> tuple[LauncherGraph, str]:
+def read_launcher_graph(graph: Graph, data: bytes, expected: str, rank: int) -> tuple[LauncherGraph, str]:
     """Returns the launcher's graph, whose structure this worker's must have, and this worker's fingerprint."""
     launcher, local = unpack_graph(data), graph.as_graph_def(add_shapes=True)
     digest = fingerprint(local)
@@ -40,7 +40,7 @@ def launchers_graph(graph: Graph, data: bytes, expected: str, rank: int) -> tupl
     return launcher, digest
 
 
-def take_launchers_graph(graph: Graph, launcher: LauncherGraph, workers: Comm) -> None:
+def take_launcher_graph(graph: Graph, launcher: LauncherGraph, workers: Comm) -> None:
     """Makes this worker train the launcher's graph; every worker must call it.
 
     Args:

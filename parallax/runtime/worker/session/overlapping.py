@@ -192,13 +192,13 @@ class Overlapping:
         flight = _Flight()
         with self._lock:
             self._threads.add(threading.get_ident())
-            self._land(self._most - 1)
-            tell = self._promise(ready)
+            self._wait_for_runs(self._most - 1)
+            tell = self._announce_failure(ready)
             self._last += 1
             number = next(_numbers)
             _native().parallax_turns_begin(number, ready.keys, len(ready.keys))
             self._flying.append(flight)
-            self._run_in_thread(functools.partial(_fly, ready, number, copied, flight, tell, run_metadata))
+            self._run_in_thread(functools.partial(_execute, ready, number, copied, flight, tell, run_metadata))
         try:
             return list(ready.collect(np.int64(number)))[: ready.fetched]
         except tf.errors.AbortedError:
@@ -210,7 +210,7 @@ class Overlapping:
         finally:
             _native().parallax_turns_forget(number)
 
-    def _promise(self, ready: OverlappingRun) -> Callable[[BaseException], None]:
+    def _announce_failure(self, ready: OverlappingRun) -> Callable[[BaseException], None]:
         """Returns the function that notifies others of this run's failure."""
         if self._failures is None:
             return _ignore_error
@@ -223,9 +223,9 @@ class Overlapping:
             Exception: the error of the first failed run.
         """
         with self._lock:
-            self._land(0)
+            self._wait_for_runs(0)
 
-    def _land(self, most: int) -> None:
+    def _wait_for_runs(self, most: int) -> None:
         """Waits until at most `most` runs are in flight, or none after a failed one."""
         failed: BaseException | None = None
         has_failed = False
@@ -287,7 +287,7 @@ def _ignore_error(error: BaseException) -> None:
     """Does nothing: no other process waits for messages of the run."""
 
 
-def _fly(
+def _execute(
     ready: OverlappingRun,
     number: int,
     values: Sequence[Value],

@@ -122,10 +122,10 @@ class InputPositions:
             self._names, self._known = names, {}
         key = (fetched, fed, gather)
         if key not in self._known:
-            self._known[key] = self._looked_up(names, *key)
+            self._known[key] = self._derive_effects(names, *key)
         return self._known[key]
 
-    def _looked_up(
+    def _derive_effects(
         self, names: Names, fetched: tuple[str, ...], fed: frozenset[str], gather: Gather | None
     ) -> _RunEffects:
         trains = self.trains(fetched)
