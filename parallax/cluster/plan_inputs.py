@@ -19,13 +19,13 @@ from parallax.plans.prediction import ProfileUsed
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """The inputs of a plan besides the graph and the layout.
+    """The inputs of a plan other than the graph and the layout.
 
     Attributes:
         cluster: the links; None if not measured.
         model: the steps' profile; None if not measured.
-        cluster_name: of the file that it came from, for messages.
-        model_name: likewise.
+        cluster_name: of the file of `cluster`, for messages.
+        model_name: of the file of `model`.
     """
 
     cluster: ClusterProfile | None = None

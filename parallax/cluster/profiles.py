@@ -74,7 +74,7 @@ class HostProfile:
         cores: available to its processes.
         memory_bytes: of the machine.
         out_bytes_per_s: measured rate of its link, sending; 0 if there is no other host.
-        in_bytes_per_s: receiving; likewise.
+        in_bytes_per_s: the same for receiving.
     """
 
     name: Text

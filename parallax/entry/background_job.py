@@ -32,7 +32,7 @@ from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings
 
-_ENDED_EARLY = "Workers serve the process that launched them until it is done, and these ended before."
+_ENDED_EARLY = "The workers ended before the process that launched them had finished. Run the script again."
 _PATIENCE_S = 5.0
 """Seconds that workers may take to end when the driver has failed."""
 
@@ -44,7 +44,7 @@ class JobFailed(JobEnded, Exception):
         super().__init__(status)
 
     def __str__(self) -> str:
-        return f"The job ended with exit status {self.status}. What failed is printed above."
+        return f"The job ended with exit status {self.status}. The cause is printed above."
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,14 @@ from parallax.settings.merge import merge_settings
 
 _OF_A_VERIFICATION = (Role.VERIFY, Role.VERIFY_WORKER, Role.VERIFY_SINGLE)
 _NO_VERIFICATION = (
-    "`parallax verify` compares a graph that is given to parallel_run with one process, from the graph's own initial "
-    "values. This script trains in its middle, from values of its own, and goes on. Compare the results "
-    "of `parallax run --workers 1` and of several workers, or use `parallax run --verify-first K`."
+    "`parallax verify` compares a graph that is given to parallel_run with one process, from the graph's own "
+    "initial values. This script calls fit or steps of parallax.function, which continue from the script's current "
+    "values. Compare the results of `parallax run --workers 1` and of several workers, or use `parallax run "
+    "--verify-first K`."
 )
 _IN_A_WORKER = (
-    "This process is a worker of parallel_run, which runs the script from its beginning, and has come to a call that "
-    "workers carry out: fit, train_on_batch, or a step of parallax.function. Put the two into scripts of their own."
+    "This process is a worker of parallel_run, which runs the whole script, so it cannot start workers for fit, "
+    "train_on_batch or a step of parallax.function. Put the two into separate scripts."
 )
 
 

@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     if arguments.share_cores and not arguments.calibrations:
-        raise ConfigError("--share-cores can only be given with --from FILE: a measurement finds this out by itself.")
+        raise ConfigError("--share-cores needs --from FILE: a measurement detects shared cores by itself.")
     if arguments.calibrations:
         from parallax.runtime.calibrate.derive import derive
 

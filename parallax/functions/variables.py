@@ -22,13 +22,13 @@ from parallax.report.text import bytes_text, pluralize
 from parallax.settings.parts import TableConfig
 
 _NO_FOLDER = (
-    "A model whose large variables have more than {limit} (TableConfig.whole_bytes) gets them back from its workers as "
-    "a checkpoint that they write, and no folder is named; there are {size} in {count}. Name one: parallax run "
-    "--tables-dir DIR, or TableConfig(tables_dir=...). Or allow more bytes than that: --whole-bytes N."
+    "A model whose large variables have more than {limit} (TableConfig.whole_bytes) gets them back as a checkpoint "
+    "that its workers write, which needs a folder; this one has {size} in {count}. Name a folder: parallax run "
+    "--tables-dir DIR, or TableConfig(tables_dir=...). Or raise the limit: --whole-bytes N."
 )
 _BACKUP = "The workers have failed: variables hold the values from {seconds:.1f} s earlier, after {steps}."
 _NO_BACKUP = "The workers have failed before all variables were read: each variable holds the value of its last read."
-_WRITTEN = "The trained model is in the checkpoint {prefix}, and {count} of it there alone (docs/keras.md)."
+_WRITTEN = "The trained model is in the checkpoint {prefix}, which alone has {count} of it (docs/keras.md)."
 
 
 class TrainedVariables:
@@ -85,7 +85,7 @@ class TrainedVariables:
         """Records that a step has run.
 
         Args:
-            written: the names of the variables that it may have changed, besides those of metrics; None: of all.
+            written: the names of the variables that it may have changed, without those of metrics; None: of all.
         """
         self.mirrors.invalidate(self._number_by_id)
         self.mirrors.invalidate(self._trained if written is None else written)

@@ -212,7 +212,7 @@ class ModelTraining:
         return self._report(results, logs)
 
     def _find_written(self, which: str) -> set[str] | None:
-        """The names of variables that a step may change, besides those that add up; None: of all."""
+        """The names of variables that a step may change, without those that add up; None: of all."""
         if which == "train":
             return None
         step = self._traced[which]

@@ -128,7 +128,7 @@ class LiveBytes:
         examples: of a per-worker batch; 0 where the graph leaves it open.
         largest_of: of each kind, or table op, the largest buffer. The allocator keeps freed memory in fragments of
             which small tensors occupy some, so a buffer as large as the largest one fits into no fragment and is
-            allocated anew.
+            allocated again.
         largest: the largest tensor of the batch, and its bytes; empty where there is none.
         notes: what is not counted.
     """

@@ -84,7 +84,7 @@ class Size:
         throughput: batches a second of all workers, a batch being what one worker had in a step when it was measured;
             None when compute was not measured.
         efficiency: throughput of a worker at this size, divided by that of a worker at the smallest size; None
-            likewise, and beyond the smallest size where no links were measured.
+            when compute was not measured, and beyond the smallest size where no links were measured.
         memory_bytes: of the processes of the host with the largest use.
         sent_bytes: that a worker sends in a step.
         routes: (route, number of variables), of those with one.

@@ -20,5 +20,5 @@ def profile_table(profile: ModelProfile, notes: tuple[str, ...] = ()) -> str:
     if profile.compute_s is not None:
         text.append(f"A worker computes {profile.compute_s * 1000:.3g} ms in a step.")
     if profile.memory_bytes is not None:
-        text.append(f"It takes {bytes_text(profile.memory_bytes)} besides variables and slots.")
+        text.append(f"It uses {bytes_text(profile.memory_bytes)} in addition to variables and slots.")
     return "\n".join([*text, *(f"note: {note}" for note in notes)]) + "\n"

@@ -17,8 +17,8 @@ from parallax.runtime.measure.memory import free_bytes
 from parallax.runtime.worker.script import show_errors_briefly
 
 _HAS_GPUS = (
-    "TensorFlow has already taken the memory of the GPUs in this process, before it was known that workers use them. "
-    "Call parallax.keras.use() right after the imports, or start the script with `parallax run`."
+    "TensorFlow in this process has already taken the memory of the GPUs, which workers need. Call "
+    "parallax.keras.use() right after the imports, or start the script with `parallax run`."
 )
 WORKER_BYTES = 250_000_000
 """Memory of one worker after importing TensorFlow 2.21, before its first variable."""

@@ -29,11 +29,11 @@ _PATIENCE_S = 10.0
 _PROBE_S, _PROBES = 5, 4
 """TCP keepalive: a machine that leaves so many probes unanswered, at this interval, is considered lost."""
 _NO_PORT = (
-    "The script's process drives workers on other machines, for which it needs {span} of {own}, and got none: "
+    "The script's process drives workers on other machines, for which it needs {span} of {own}, but got none: "
     "{reason}. Widen `ports` of the resource file."
 )
 _NOT_REACHED = (
-    "Worker 0 must reach the process that drives the workers at {place}, and does not: {reason}. Open that port "
+    "Worker 0 must reach the process that drives the workers at {place}, but cannot: {reason}. Open that port "
     "between the two machines; `ports` of the resource file says which ports are taken."
 )
 

@@ -28,8 +28,8 @@ CALLED = "parallax.runtime.worker.call_function"
 """The module that workers run to call a function."""
 
 _UNWRITABLE = (
-    "A verification keeps both sides' variables in a temporary folder, and {place} cannot be written: {reason}. Free "
-    "space there, or name another place with TMPDIR."
+    "A verification keeps both sides' variables in a temporary folder, but {place} cannot be written: {reason}. "
+    "Free space there, or name another place with TMPDIR."
 )
 
 

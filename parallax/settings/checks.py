@@ -78,9 +78,9 @@ def distinct_names(name: str, values: Sequence[object]) -> tuple[str, ...]:
     names = []
     for one in values:
         if not isinstance(one, str) or not one.strip():
-            raise ConfigError(f"{name} must be a list of names, and {one!r} is none.")
+            raise ConfigError(f"{name} must be a list of names, got {one!r} in it.")
         if one.strip() in names:
-            raise ConfigError(f"{name} must have each name once, and {one!r} comes twice. Leave one out.")
+            raise ConfigError(f"{name} must not repeat a name, got {one!r} twice.")
         names.append(one.strip())
     return tuple(names)
 

@@ -51,7 +51,7 @@ AUTO = "auto"
 OWN = "own"
 """The value of `batch_norm` for per-worker statistics."""
 COMPUTE_DTYPES = ("bfloat16",)
-"""The element types of products that can be selected, besides their own type."""
+"""The element types of products that can be selected instead of their own type."""
 
 
 def _run_option(name: str, value: object) -> str:
@@ -68,8 +68,8 @@ def _stages(name: str, value: object) -> int | str | tuple[str, ...] | None:
     if value is None or checks.is_int(value):
         return checks.number_or_none(name, value)
     raise ConfigError(
-        f"{name} must be a number of stages, {AUTO!r}, or a list of the ops that each of them but the last ends with, "
-        f"and {value!r} was given."
+        f"{name} must be a number of stages, {AUTO!r}, or a list of the last op of each stage except the last, got "
+        f"{value!r}."
     )
 
 
@@ -271,8 +271,8 @@ class Config:
         """
         if self.micro_batches is not None and self.accumulate_steps not in (1, self.micro_batches):
             raise ConfigError(
-                f"micro_batches and accumulate_steps both say how many batches an update takes: {self.micro_batches} "
-                f"and {self.accumulate_steps} were given. Give micro_batches alone."
+                f"micro_batches and accumulate_steps are two names of one setting, got {self.micro_batches} and "
+                f"{self.accumulate_steps}. Set micro_batches alone."
             )
         return self.micro_batches or self.accumulate_steps
 

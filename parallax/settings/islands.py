@@ -51,7 +51,7 @@ class Islands:
         for word in text.split(","):
             name, _, value = word.strip().partition("=")
             if name in found:
-                raise ConfigError(f"islands must have each setting once, and {name!r} comes twice, in {text!r}.")
+                raise ConfigError(f"islands must not repeat a setting, got {name!r} twice in {text!r}.")
             found[name] = _of_word(name, value or "true")
         return Islands(**found)  # type: ignore[arg-type]  # checked there
 
@@ -65,4 +65,6 @@ def _of_word(name: str, value: str) -> object:
     try:
         return int(value) if value.isdecimal() and name in ("every", "count") else float(value)
     except ValueError as error:
-        raise ConfigError(f"{name} must be a number in islands, got {value!r}, as in every=8,pull=0.5.") from error
+        raise ConfigError(
+            f"{name} in islands must be a number, got {value!r}. For example: every=8,pull=0.5."
+        ) from error

@@ -33,13 +33,13 @@ def resolve_sync(sync: object, config: Config) -> tuple[bool, Config]:
         raise ConfigError(f"sync must be True, False or {BOUNDED!r}, got {sync!r}.")
     if sync == BOUNDED and config.staleness is None:
         raise ConfigError(
-            f"sync={BOUNDED!r} needs a bound, and staleness=None was given. Set Config(staleness=S), the number of "
-            "runs that a worker may be ahead of another, or pass sync=False for no bound."
+            f"sync={BOUNDED!r} needs a bound, but staleness is None. Set Config(staleness=S), the number of runs "
+            "that a worker may be ahead of another, or pass sync=False for no bound."
         )
     if sync != BOUNDED and config.staleness is not None:
         raise ConfigError(
-            f"staleness={config.staleness} bounds how far asynchronous workers drift apart, but sync={sync} was given. "
-            f"Pass sync={BOUNDED!r}, or leave staleness out."
+            f"staleness={config.staleness} bounds how far asynchronous workers drift apart, but sync is {sync}. Pass "
+            f"sync={BOUNDED!r}, or leave staleness out."
         )
     refused = {
         f"stages={config.stages!r}, which are synchronous": config.stages is not None,

@@ -49,4 +49,4 @@ def test_the_first_nan_is_told_once_with_its_step_and_worker_and_shares_are_not_
     done = run(SCRIPT, "sharded", workers=3)
     assert done.status == 0, done
     (line,) = warnings(done)
-    assert line.startswith("[0] PARALLAX WARNING: loss:0 became nan in step 4 on worker 1."), done
+    assert line.startswith("[0] PARALLAX WARNING: loss:0 became NaN in step 4 on worker 1."), done

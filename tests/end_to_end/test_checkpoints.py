@@ -112,8 +112,8 @@ def test_increments_are_resumed_with_other_workers_and_servers_and_equal_the_who
     servers.write_text("hosts:\n- address: localhost\n  workers: 3\n  servers: 2\n")
     first = start("-m", "parallax.entry.cli", "run", "--workers", 2, script, folder, 4, "alltoall").finish()
     assert first.status == 0, str(first)
-    assert "Increments have the touched rows of emb, emb/Adagrad, parted/part_0, " in first.stderr, str(first)
-    assert "Whole are moved, moved/Adam, moved/Adam_1: moved/update_rows changes rows that no" in first.stderr
+    assert "Increments contain the touched rows of emb, emb/Adagrad, parted/part_0, " in first.stderr, str(first)
+    assert "moved, moved/Adam, moved/Adam_1 are saved in full: moved/update_rows changes rows that no" in first.stderr
     assert_chain_equals_whole(folder, 4)
     for path in folder.glob("model.ckpt-4*"):  # as if the job had been killed before its end
         path.unlink()
@@ -159,7 +159,7 @@ def test_checkpoints_of_asynchronous_workers_have_weights_and_steps_that_belong_
     done = start("-m", "parallax.entry.cli", "run", "--workers", 2, script, folder, 30, 0).finish()
     assert done.status == 0, str(done)
     assert all("all have done 60, with 120 rows pushed" in done.lines(rank) for rank in range(2)), str(done)
-    assert done.stderr.count("spread rows of checkpoints are written by all 2 workers, each its share") == 1, str(done)
+    assert done.stderr.count("Sharded rows of checkpoints are written by all 2 workers, each its share") == 1, str(done)
     prefixes = sorted(str(path.with_suffix("")) for path in folder.glob("*.index"))
     assert len(prefixes) > 3 and str(folder / "model.ckpt-60") in prefixes, str(done)
     for prefix in prefixes:

@@ -122,7 +122,7 @@ def test_workers_and_one_process_are_verified_to_be_equal(start):
     kinds = {re.split(" {2,}", line)[0]: [int(n) for n in re.split(" {2,}", line)[1:4]] for line in lines[11:-1]}
     assert list(kinds) == ["a piece of the batch", "the same on all workers", "a part of a sum", "an owner's rows"]
     assert all(hold and not hidden and not false for hold, hidden, false in kinds.values()), str(done)
-    assert re.match(rf"No claim of {sum(sum(c) for c in kinds.values())} is false in 3 steps; of \d+ ", lines[-1])
+    assert re.match(rf"No claim of {sum(sum(c) for c in kinds.values())} is false in 3 steps; \d+ other ", lines[-1])
 
 
 @pytest.mark.rotates
@@ -157,7 +157,7 @@ def test_a_loss_summed_over_the_batch_and_a_copy_that_one_worker_changes_are_fou
     assert rows["count"] == "own not compared: every worker keeps its own", str(done)
     assert rows["global_step"].startswith("other 0.00e+00 0.00e+00 equal"), str(done)
     assert "are NOT equal after 5 steps: " in done.stdout, str(done)
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("First claim that is false, of "))
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("False claims: "))
     assert (
         "step 1, Identity 'gradients/matmul_grad/tuple/control_dependency_1:0' is said to be a part of a mean" in line
     )
@@ -168,10 +168,10 @@ def test_a_loss_summed_over_the_batch_and_a_copy_that_one_worker_changes_are_fou
 def test_the_first_steps_of_a_job_are_held_against_one_process_and_a_difference_ends_it(start):
     done = start(*CLI, "run", "--verify-first", 3, MODEL, "--drift").finish()
     assert done.status == 1, str(done)
-    said = [line for line in done.lines(0) if line.startswith("Step ")]
-    begin = "Step 1 of 3 that are verified: 2 workers and one process are equal after 1 step: largest error "
+    said = [line for line in done.lines(0) if line.startswith("Verified step ")]
+    begin = "Verified step 1 of 3: 2 workers and one process are equal after 1 step: largest error "
     assert len(said) == 1 and said[0].startswith(begin), str(done)
-    assert "In step 2 of this job the workers did not train what one process trains" in done.stderr, str(done)
+    assert "In step 2 of this job the workers did not make the update that one process makes" in done.stderr, str(done)
     wrong = [line.split()[0] for line in done.stderr.splitlines() if line.endswith("NOT equal (worker 1)")]
     assert "weights" in wrong and "[1] worker 1 of" not in done.stdout, str(done)
 

@@ -104,7 +104,7 @@ def test_nothing_is_computed_in_bfloat16_without_the_setting_and_nothing_said(co
         pytest.param(
             {"graph_options": {"rewrite_options": {"disable_meta_optimizer": True}}},
             {},
-            "Let sess_config not turn it off",
+            "Do not turn it off in sess_config",
             marks=[needs_bfloat16, pytest.mark.slow],  # the cause in words: tests/runtime/worker/test_bfloat16.py
         ),
     ],

@@ -92,7 +92,7 @@ def test_a_fetch_that_one_rank_runs_alone_is_named(start):
 def test_a_rank_that_catches_a_failed_run_and_goes_on_is_named(start):
     done = start(*RUN, "catches").finish()
     assert done.status == 124, str(done)
-    apart = "rank 1: is a run ahead: it caught a failure and continued (run 4: InvalidArgumentError"
+    apart = "rank 1: is a run ahead: it caught an error and continued (run 4: InvalidArgumentError"
     behind = "rank 0: is a run behind, in one that failed on the waiting ranks (run 4: InvalidArgumentError"
     assert apart in done.stderr or behind in done.stderr, str(done)
 

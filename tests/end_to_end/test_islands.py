@@ -133,7 +133,7 @@ def test_first_updates_of_islands_are_verified(start, tmp_path):
     done = start(*job, ALONE="1").finish()
     assert done.status == 0, str(done)
     for island in (0, 1):
-        assert f"Step 3 of 3 that are verified: 2 workers of island {island} and one process are equal" in done.stdout
+        assert f"Verified step 3 of 3: 2 workers of island {island} and one process are equal" in done.stdout
 
 
 @pytest.mark.rotates

@@ -19,7 +19,7 @@ def test_layers_constants_and_functions_that_nobody_seeds_are_the_launchers_on_a
     found = [line.split() for line in trained]
     assert found[0][:4] == found[1][:4] and found[0][2] == launchers, done
     assert found[0][4] != found[1][4], done  # after the graph is built each worker draws its own
-    assert done.stderr.count("differ between the processes; all use the launcher's: ") == 1, done
+    assert done.stderr.count("differ between processes; all use the launcher's: ") == 1, done
 
 
 def test_another_structure_is_refused_once_with_op_and_line(start):

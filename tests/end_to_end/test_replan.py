@@ -105,7 +105,7 @@ def test_asked_a_job_tells_of_the_better_plan_and_changes_nothing(start, poor, t
     done = done.finish()
     assert done.status == 0 and "The plan was changed" not in done.stdout, str(done)
     (name,) = (file.name for file in tmp_path.glob("parallax-plan-*.json"))
-    assert f"The other plan is written to {tmp_path}/{name}. Take it with --plan" in done.stdout, str(done)
+    assert f"The other plan is written to {tmp_path}/{name}. Use it with --plan" in done.stdout, str(done)
     plan = read_plan(tmp_path / name)
     assert plan.variable("emb").route == "alltoall" and plan.variable("emb").touched_is_measured
     assert read_measured(None, tmp_path / "p.json").model.steps == 3
@@ -141,7 +141,7 @@ def test_partitions_are_searched_for_in_the_running_job(start, write):
     assert done.status == 0 and plain.status == 0, f"{done}\n{plain}"
     assert "Partitions of the tables on servers, and seconds of a step:" in done.stdout, str(done)
     samples = re.findall(r"^(?:\[0\] )?  (\d+): .* measured", done.stdout, re.M)
-    assert len(samples) >= 2 and "The job goes on with" in done.stdout, str(done)
+    assert len(samples) >= 2 and "The job continues with" in done.stdout, str(done)
     check_equal(printed(done, "values"), printed(plain, "values"))
 
 

@@ -165,7 +165,7 @@ def test_first_updates_of_stages_are_verified(start, tmp_path):
     words = (SCRIPT, "mlp", "adagrad", 2, 4, 1, tmp_path / "found.npz")
     done = start("-m", "parallax.entry.cli", "run", "--workers", 4, "--verify-first", 2, *words).finish()
     assert done.status == 0, str(done)
-    assert "Step 2 of 2 that are verified: 4 workers and one process are equal" in done.stdout
+    assert "Verified step 2 of 2: 4 workers and one process are equal" in done.stdout
 
 
 @pytest.mark.rotates

@@ -12,7 +12,7 @@ from tests.end_to_end.conftest import CLI
 from tests.functions.scripts import custom_loop, global_batch, legacy_fit, micro_loop, on_batch, shorter_batches
 from tests.keras.test_fit_jobs import differences, found_in
 
-GOES_ON = "The steps are those of the call before, whose plan and workers go on."
+GOES_ON = "The steps equal those of the previous call: its plan and workers are reused."
 SCRIPTS = Path(__file__).parent / "scripts"
 
 

@@ -146,7 +146,7 @@ def test_answers_are_those_of_workers_that_never_fail(has_files, seed):
             found = run(seed, lives, files)
             break
         except SessionError as error:
-            assert "failed before they gave the results" in str(error) and has_files
+            assert "before returning the results" in str(error) and has_files
             lives = [one + 1 for one in lives]
     assert found == run(seed, [-1], {} if has_files else None)
 
@@ -161,7 +161,7 @@ def test_the_result_of_a_step_that_is_in_a_checkpoint_alone_is_missed():
     requests.notify("wish", 0, resend=Resend.ALWAYS)
     asked = [requests.call("step", 0, value, resend=Resend.SINCE_BASE, counts=True) for value in (1, 2, 3)]
     asked[0]()
-    with pytest.raises(SessionError, match="the checkpoint of step 3, and failed before they gave the results"):
+    with pytest.raises(SessionError, match="the checkpoint of step 3, and before returning the results"):
         asked[1]()
 
 
@@ -182,7 +182,7 @@ def test_requests_that_are_no_longer_kept_are_missed(resumed):
     for value in range(3):
         requests.call("step", 0, value, resend=Resend.SINCE_BASE, counts=True)()
     requests.forget_until(3)
-    with pytest.raises(SessionError, match="those since step 3 are"):
+    with pytest.raises(SessionError, match="only from step 3 on"):
         while True:
             requests.notify("write", 1)
 

@@ -114,7 +114,7 @@ def test_who_does_not_know_the_key_of_a_driver_is_sent_away(where):
 def test_a_driver_that_gets_none_of_its_ports_says_so():
     first = DriverSocket("127.0.0.1")
     port = first.address.place[1]
-    with pytest.raises(LaunchError, match=f"needs a port from {port} to {port} of 127.0.0.1, and got none: .* in use"):
+    with pytest.raises(LaunchError, match=f"needs a port from {port} to {port} of 127.0.0.1, but got none: .* in use"):
         DriverSocket("127.0.0.1", (port, port))
     first.close()
 

@@ -83,7 +83,7 @@ def test_hooks_of_the_script_run_on_the_workers_and_first_steps_are_verified(sta
     done = start(*CLI, "run", *words).finish(240)
     assert done.status == 0, done
     for step in (1, 2):
-        assert f"[0] Step {step} of 2 that are verified: 2 workers and one process are equal" in done.stdout, done
+        assert f"[0] Verified step {step} of 2: 2 workers and one process are equal" in done.stdout, done
     for rank in (0, 1):
         assert f"[{rank}] HOOK of the script: 8 runs, 6 parameters" in done.stdout, done
 

@@ -188,7 +188,7 @@ def test_more_than_is_allowed_is_not_made_whole(tracing, monkeypatch):
 def test_tables_too_large_to_be_sent_back_need_a_folder(tracing, monkeypatch):
     monkeypatch.setattr(intercept_fit._use, "is_wanted", True)
     tracing(traced_bytes=1000, whole_bytes=1000)
-    with pytest.raises(ConfigError, match="there are 6.46 kB in 2 variables. Name one: parallax run --tables-dir"):
+    with pytest.raises(ConfigError, match="this one has 6.46 kB in 2 variables. Name a folder: parallax run"):
         compiled().fit(X, Y, verbose=0)
 
 

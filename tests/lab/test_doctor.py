@@ -25,7 +25,7 @@ def test_hosts_that_are_well_are_measured_and_others_are_named(lab, start, tmp_p
     status, stdout, stderr = start(*words, "--json", tmp_path / "well.json").finish()
     assert (status, stderr) == (0, ""), f"{stdout}{stderr}"
     assert stdout.splitlines()[0].split()[-3:] == ["ports", "clock", "link"]
-    assert stdout.endswith("All is well on 2 hosts.\n"), stdout
+    assert stdout.endswith("No problems on 2 hosts.\n"), stdout
     links = [one for one in json.loads((tmp_path / "well.json").read_text())["findings"] if one["check"] == "link"]
     assert [one["host"] for one in links] == ["host0", "host1"] and all("Mbit/s" in one["seen"] for one in links)
     agent, other = tmp_path / "agent", tmp_path / "other"

@@ -94,5 +94,5 @@ def test_of_a_table_on_one_host_each_the_rows_of_the_lost_one_begin_anew(four, s
     finally:
         subprocess.run(four.argv_on_bridge([*link, "up"]), check=True)
     assert status == 0 and f"step {STEPS - 1} by 3 workers" in stdout, str(job)
-    said = "Rows stored on a lost host alone start from initial values: emb, emb/Momentum."
+    said = "Rows that only a lost host stored restart from initial values: emb, emb/Momentum."
     assert said in stderr, str(job)

@@ -258,6 +258,6 @@ def test_mutated_rates_of_links_are_told_or_equal(count: int) -> None:
         assert found == sent or (found.why and not found.rates)
 
     for_all(count, check, mutated_bytes(line) | st.just(line))
-    assert "rank 0 must tell of 3 hosts, and it tells of 2" in read_links(line, 3).why
+    assert "rank 0 must report rates of 3 hosts, got 2" in read_links(line, 3).why
     uneven = b"[0] " + sealed_value([[[1e8, 2e8], [3e8, 4e8]], [[0.0, 3e8], [3e8]]])
-    assert "rank 0 must tell of every two of 2 hosts" in read_links(uneven, 2).why
+    assert "rank 0 must report rates between every two of 2 hosts" in read_links(uneven, 2).why

@@ -277,7 +277,7 @@ class ReservedWorkers:
         served, plans = ServedGraph.of(graph, steps), None
         has_values = all(place_of_value(one.variable) != INITIAL for one in graph.list_variables())
         if has_values and self._workers.has_graph_open(served):
-            log.info("The steps are those of the call before, whose plan and workers go on.")
+            log.info("The steps equal those of the previous call: its plan and workers are reused.")
         else:
             self._workers.close_session()  # concurrently
             show_status(f"planning {len(graph.graph.get_operations()):,} ops")

@@ -48,8 +48,8 @@ _TOO_MUCH = (
     "training. {remedy}, or leave max_restarts out."
 )
 _OTHER_ROWS = (
-    "The functions that the input maps over its elements give other rows on another machine than here, or none, as for "
-    "files that are on this machine alone. So this process calls them, and sends all workers their rows."
+    "The functions that the dataset maps return other rows on another machine than on this one, or fail there, as "
+    "with files that only this machine has. So this process runs them, and sends every worker its rows."
 )
 _SAVE, _SAVE_MORE_OFTEN = "Write checkpoints (CheckPointConfig)", "Write checkpoints more often"
 

@@ -26,12 +26,12 @@ Restore = Callable[[], tuple[DriverConnection, ReadyWorkers]]
 """Waits for the next job's workers and opens the session there; raises ChannelClosed if there will be none."""
 
 _LOST = (
-    "The workers have the checkpoint of step {step}, and failed before they gave the results of that step, which "
-    "`fit` needs. Run the script again: it goes on from there."
+    "The workers failed after writing the checkpoint of step {step}, and before returning the results of that step, "
+    "which `fit` needs. Run the script again: it resumes from that checkpoint."
 )
 _GONE = (
-    "The workers go on from step {step} of the checkpoints, and the requests after it are no longer kept: those since "
-    "step {first} are. Keep the files of the latest checkpoint while the job runs."
+    "The workers resumed from the checkpoint of step {step}, but requests are kept only from step {first} on. Do "
+    "not remove the latest checkpoint while the job runs."
 )
 
 

@@ -34,7 +34,7 @@ def plan_page(plan: Plan) -> str:
     parts = [Markup("<h1>{}</h1>").format(title), _source(plan), _sums(plan)]
     if plan.prediction.step_s is None:
         why = plan.prediction.unknown or "times unknown"
-        unknown = Markup('<p class="unknown">{} Bytes are what the plan was made by.</p>')
+        unknown = Markup('<p class="unknown">{} The plan was chosen by bytes.</p>')
         parts.append(unknown.format(_make_sentence(why)))
     if plan.prediction.step_s is not None:
         parts += [Markup("<p>{}</p>").format(line) for line in step_texts(plan)]

@@ -29,7 +29,7 @@ def svg(width: float, height: float, name: str, words: str, parts: Iterable[Mark
 
     Args:
         width: in pixels.
-        height: likewise.
+        height: in pixels.
         name: its class, by which a style or a test finds it.
         words: its description, for users who cannot see it.
         parts: its shapes.

@@ -47,7 +47,10 @@ def profile_table(profile: ClusterProfile, held_out: Sequence[TimedPoint] = ()) 
             )
     lines += [
         "",
-        "Bandwidth is besides the link: copies and waits. Held out: the error for sizes that were not fitted.",
+        (
+            "Bandwidth is that of copies and waits, without the link. Held out: the error for sizes that were not "
+            "fitted."
+        ),
     ]
     if poor := [key for key, own in errors.items() if _typical(own) > LARGE_ERROR]:
         names = ", ".join(
@@ -58,7 +61,7 @@ def profile_table(profile: ClusterProfile, held_out: Sequence[TimedPoint] = ()) 
             "routes of plans with this profile. Measure again while nothing else runs there, and without --quick."
         )
     if len(profile.hosts) == 2:
-        lines.append("With two hosts the latency per peer is in the base: the fit holds for two.")
+        lines.append("With two hosts the latency per peer is part of the base: the fit is valid for two hosts only.")
     lines += [line for sums in profile.sums for line in sum_lines(sums)]
     if profile.shared_cores is not None:
         lines.append(f"Hosts share processor cores: {profile.shared_cores:.2f} compute at once as fast as one alone.")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from parallax.base.errors import GraphError
 from parallax.base.types import Graph, GraphDef
+from parallax.report.text import list_first
 from parallax.settings.environment import Role, Settings, environment_with
 
 _GRAPH_FILE, _SAID_FILE = "graph.pb", "stderr"
@@ -111,5 +112,5 @@ def differing_values(first: Graph, second: GraphDef) -> str:
     differing = [n.name for n in first.as_graph_def().node if n.name in others and values_differ(n, others[n.name])]
     if not differing:
         return ""
-    shown = ", ".join(differing[:_SHOWN]) + (f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else "")
+    shown = list_first(differing, _SHOWN)
     return f"Values (constants, seeds) that differ between two builds: {shown}. Seed what the script draws."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from parallax.analysis.reading.batches.batch_sources import random_ops
@@ -10,8 +11,9 @@ from parallax.analysis.reading.gradients import STATED, gradient_updates
 from parallax.analysis.reading.train_ops import train_ops
 from parallax.graph.spec import GradientSource, GraphSpec, VariableClass
 from parallax.graph.view import GraphView
+from parallax.report.text import list_first
 
-_SHOWN = 5
+_some = partial(list_first, most=5)
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
 
 
@@ -94,7 +96,3 @@ def _rows(view: GraphView, tensor: str) -> int:
 def _fixed_rows(view: GraphView, placeholder: str) -> int:
     """The static length of a placeholder's batch; 0 for other nodes."""
     return _rows(view, f"{placeholder}:0") if view.op(placeholder) in _PLACEHOLDERS else 0
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -177,7 +177,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             self.checkpoints.succession.last, self.checkpoints.saved_step = moved.header, step
             self._tell_writers(moved.writers)
             _LOG.info(
-                "Written: %s, %s in %.1f s, of which training waited %.3f s; %s of memory were held twice",
+                "Written: %s, %s in %.1f s, of which training waited %.3f s; %s of memory were duplicated",
                 *(moved.prefix, bytes_text(moved.moved_bytes), moved.seconds, moved.waited_s),
                 bytes_text(moved.copied_bytes),
             )
@@ -194,10 +194,10 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             return
         others = [rank for rank in range(size) if rank not in writers]
         log.info(
-            f"The spread rows of checkpoints are written by {_workers(writers)}: {_workers(others)} cannot write to "
+            f"Sharded rows of checkpoints are written by {_workers(writers)}: {_workers(others)} cannot write to "
             f"{storage.folder} as worker 0 sees it."
             if others
-            else f"The spread rows of checkpoints are written by all {size} workers, each its share."
+            else f"Sharded rows of checkpoints are written by all {size} workers, each its share."
         )
 
     def _look(self) -> None:

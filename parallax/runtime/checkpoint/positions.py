@@ -37,8 +37,8 @@ WORKERS, NAMES = f"{OWN_KEYS}positions/workers", f"{OWN_KEYS}positions/names"
 _OF_JOB, _OF_STREAM, _OF_OWN, _OF_SHARES = range(4)
 """Kinds: the job, a random op, an iterator over a dataset of the worker's own, and one over a sharded dataset."""
 _JOB = "the job"
-_NOT_SHARDED = "The dataset of {name} is not sharded: each worker goes on in an order of its own."
-_UNEVEN = "Workers had taken different numbers of elements from {name}: some come twice."
+_NOT_SHARDED = "The dataset of {name} is not sharded: each worker continues in its own order."
+_UNEVEN = "Workers had consumed different numbers of elements of {name}: some are repeated."
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class SavedPositions:
             CheckpointError: on all workers, when its datasets are sharded differently than this start expects.
         """
         if positions is None:
-            return ("It has no positions of random streams and input, which begin anew.",)
+            return ("It has no positions of random streams and inputs: these restart.",)
         self.positions.consumed = positions.consumed
         notes = [*self._resume_streams(session, positions), *self._resume_inputs(positions, prefix)]
         return tuple(notes)
@@ -237,7 +237,7 @@ class SavedPositions:
             else:  # a worker that did not exist has its own seeds, and has not drawn these numbers before either
                 numbers[place][0] = stored[0][1]
         session.run(self.move, {self.go_to: numbers})
-        return [f"Random ops that it does not have begin anew: {list_first(anew)}."] if anew else []
+        return [f"Random ops whose positions it lacks restart: {list_first(anew)}."] if anew else []
 
     def _resume_inputs(self, positions: StoredPositions, prefix: str) -> list[str]:
         size, notes = self.comm.Get_size(), []
@@ -249,8 +249,8 @@ class SavedPositions:
                 continue
             if maker.is_local_shard and not positions.is_in_shares(size):
                 raise CheckpointError(
-                    f"The checkpoint {prefix} has its datasets in other shares than a later one that is damaged. Name "
-                    "it in the first line of the file `checkpoint`, and start the job again."
+                    f"The checkpoint {prefix} shards its datasets differently from a later one, which is damaged. "
+                    "Name it in the first line of the file `checkpoint`, and start the job again."
                 )
             number, note = _number(name, maker, [int(row[1]) for row in stored], self.comm.Get_rank(), size)
             notes += [note] if note else []

@@ -209,7 +209,7 @@ def _ping(talk: _Conversation) -> Ping:
     talk.write(b"?\n")
     answer = talk.answer()
     if not answer.isdigit() or len(answer) > _CLOCK_DIGITS:
-        raise ValueError(f"its clock must be whole microseconds, and it tells {bytes(answer[:_CLOCK_DIGITS])!r}")
+        raise ValueError(f"its clock must be in whole microseconds, got {bytes(answer[:_CLOCK_DIGITS])!r}")
     theirs_us = float(answer)
     half_us = (time.monotonic_ns() - began_ns) / 2e3  # independent of changes of the wall clock
     return Ping(theirs_us - half_us, sent_us + half_us, theirs_us + half_us)

@@ -169,9 +169,9 @@ def read_links(output: bytes, num_hosts: int) -> Links:
     except DamagedMessage as error:
         return Links(why=f"rank 0 sent damaged rates: {error}")
     if len(rates) != num_hosts:
-        return Links(why=f"rank 0 must tell of {pluralize(num_hosts, 'host')}, and it tells of {len(rates)}")
+        return Links(why=f"rank 0 must report rates of {pluralize(num_hosts, 'host')}, got {len(rates)}")
     if pairs and {len(pairs), *map(len, pairs)} != {num_hosts}:
-        return Links(why=f"rank 0 must tell of every two of {pluralize(num_hosts, 'host')}")
+        return Links(why=f"rank 0 must report rates between every two of {pluralize(num_hosts, 'host')}")
     return Links(tuple(rates), pairs=tuple(pairs))
 
 
@@ -190,7 +190,7 @@ def table_text(cluster: Cluster, found: Sequence[Finding]) -> str:
     for one in wrong:
         lines += [f"{one.host}, {one.check}: {one.problem}.", *([f"  {one.remedy}"] if one.remedy else [])]
     hosts = pluralize(len(cluster.hosts), "host")
-    lines.append(f"{pluralize(len(wrong), 'problem')} on {hosts}." if wrong else f"All is well on {hosts}.")
+    lines.append(f"{pluralize(len(wrong), 'problem')} on {hosts}." if wrong else f"No problems on {hosts}.")
     return "".join(f"{shown(line)}\n" for line in lines)  # some contain text from hosts
 
 

@@ -86,7 +86,7 @@ def facts_from(text: bytes, question: JsonObject) -> HostFacts:
         answers = getattr(facts, name)
         if set(answers) != set(requested):
             raise ValueError(
-                f"{name} must be told of {', '.join(requested) or 'none'}, and it tells of {', '.join(answers)}"
+                f"an answer must have {name} of {', '.join(requested) or 'none'}, got {', '.join(answers)}"
             )
     return facts
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parallax.base.types import Array, Comm, Value
-from parallax.report.text import name_ranks
+from parallax.report.text import list_first, name_ranks
 from parallax.runtime.guard.watched_variables import WatchedVariable
 
 ROUNDINGS = 32
@@ -110,14 +110,14 @@ def difference_text(
         f"{_groups(values)}.{_size(largest)}"
     ]
     if wrote:
-        ops = ", ".join(f"{op} {node!r}" for op, node in wrote[:_NAMED])
-        lines.append(f"It is written by {ops}{_more(len(wrote))}.")
+        ops = [f"{op} {node!r}" for op, node in wrote]
+        lines.append(f"It is written by {list_first(ops, _NAMED)}.")
     else:
         lines.append("No op of the graph writes it except its initializer.")
     if unequal:
         lines.append(unequal)
     if others:
-        lines.append(f"Other variables differ too: {', '.join(map(repr, others[:_NAMED]))}{_more(len(others))}.")
+        lines.append(f"Other variables differ too: {list_first(list(map(repr, others)), _NAMED)}.")
     return " ".join([*lines, _REMEDY])
 
 
@@ -192,10 +192,6 @@ def _size(largest: Sequence[Largest | None]) -> str:
     place = f" at {list(one.place)}" if one.place else ""
     by = "" if one.size == float("inf") else f"The largest difference is {one.size:.3g}: "
     return f" {by}{one.first} on worker 0 and {one.mine} on worker {rank}{place}."
-
-
-def _more(count: int) -> str:
-    return f" and {count - _NAMED} more" if count > _NAMED else ""
 
 
 def _of_worker_0(comm: Comm, value: Array) -> Value | None:

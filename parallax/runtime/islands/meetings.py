@@ -193,7 +193,7 @@ class IslandMeetings:
             size = self.members.replicas
             by_island = ", ".join(f"island {number}: {found[number * size]}" for number in range(self.terms.count))
             raise SessionError(
-                f"All islands must make equally many updates, and have made {by_island}. Give each island as many "
+                f"All islands must make equally many updates, but have made {by_island}. Give each island as many "
                 "batches, or end all loops after the same step."
             )
 
@@ -271,7 +271,7 @@ class IslandMeetings:
         if other is not None:
             raise GuardError(
                 f"The leaders of all islands must have the same centre, and after update {self.updates} those of "
-                f"islands 0 and {other} differ. Start again from the last checkpoint; if it comes again, report it."
+                f"islands 0 and {other} differ. Start again from the last checkpoint; if it recurs, report it."
             )
 
     def _average_rows(self, table: _MarkedTable, session: Session) -> None:

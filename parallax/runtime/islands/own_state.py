@@ -1,4 +1,4 @@
-"""The state of islands in checkpoints besides the first island's variables: keys under `parallax/islands/`."""
+"""The state of islands in checkpoints, without the first island's variables: keys under `parallax/islands/`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def host_memory(cluster: Cluster, memory_dir: Path | str, job: str) -> Iterator[
     Args:
         cluster: all hosts on which the job may run.
         memory_dir: as in `host_folder`.
-        job: likewise.
+        job: as in `host_folder`.
     """
     clear_orphans(cluster, memory_dir)
     addresses = "".join(f"{host.address}\n" for host in cluster.hosts)
@@ -88,7 +88,7 @@ def clear_host_memory(
     Args:
         cluster: all hosts on which the job may have run.
         memory_dir: as in `host_folder`.
-        job: likewise.
+        job: as in `host_folder`.
         addresses: of the hosts to clear; None for all.
     """
     pattern = f"{shlex.quote(str(Path(memory_dir) / f'{_NAME}-{job}-'))}*"

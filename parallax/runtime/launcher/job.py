@@ -85,7 +85,7 @@ class Job:
         _check_environment(self.environment)
         for text in (*self.program, *(value for _, value in self.environment)):
             if "\0" in text:
-                raise ConfigError(f"Arguments and variables of a job cannot carry a zero byte: {text!r}.")
+                raise ConfigError(f"Arguments and variables of a job cannot contain a zero byte: {text!r}.")
         if ":" in self.program:
             raise ConfigError("No argument of a script may be just `:`, at which mpirun begins another program.")
         _check_hosts(self.cluster)

@@ -46,8 +46,8 @@ def _check_word(cluster: Cluster, launcher: Launcher) -> None:
     for name, value in (*((name, parameters.get(name)) for name in PASSED_ON), (old, launcher.variables.get(old))):
         if value == "none":
             raise LaunchError(
-                f"mpirun must pass {WORD.name} on to ranks, for by it they know that the launcher lives, and {name} is "
-                "'none'. Leave it out, or name the signals that shall be passed on besides."
+                f"mpirun must forward {WORD.name} to ranks, by which they know that the launcher is alive, but "
+                f"{name} is 'none'. Leave it out, or name additional signals to forward."
             )
 
 
@@ -84,12 +84,12 @@ def _check_launch_agents(cluster: Cluster) -> None:
     for name in _REACHES:
         if name in options:
             raise LaunchError(
-                f"The job's secret travels with what reaches the hosts, so nothing else may set {name}. "
-                "Name the command as `ssh: {agent: ...}` in the resource file."
+                "Parallax passes the job's secret to the command that reaches the hosts, so nothing else may set "
+                f"{name}. Name the command as `ssh: {{agent: ...}}` in the resource file."
             )
     for name in _STARTS:
         if name in options:
             raise LaunchError(
-                "The job's secret reaches a daemon through what starts it, which Parallax sets itself, so "
-                f"`mpirun_options` must not have {name}. Leave it out."
+                "Parallax itself sets what starts mpirun's daemons, to pass them the job's secret, so "
+                f"`mpirun_options` must not contain {name}. Leave it out."
             )

@@ -95,12 +95,12 @@ def measure_compute(
     except tf.errors.OutOfRangeError as error:
         if len(times_s) <= _UNTIMED:
             raise GraphError(
-                f"To time a step takes more than {_UNTIMED} batches, and the data ended after {len(times_s)}. "
-                "Take more data, or leave --compute out."
+                f"Timing a step needs more than {_UNTIMED} batches, but the data ended after {len(times_s)}. Take "
+                "more data, or leave --compute out."
             ) from error
         peak = peak_bytes()
     except tf.errors.OpError as error:
-        raise GraphError(f"Step {len(times_s)} of one process alone fails: {error.message}") from error
+        raise GraphError(f"Step {len(times_s)} fails in one process: {error.message}") from error
     on_one_s = on_one_s[_UNTIMED_ON_ONE:]
     return ComputeMeasurement(
         statistics.median(times_s[_UNTIMED:]),
@@ -154,7 +154,7 @@ def _check_fits(inputs: Inputs, held: int) -> None:
     free = free_bytes()
     if held + largest > free:
         raise GraphError(
-            f"To time a step one process must hold all variables with their slots, {bytes_text(held)}, and the largest "
-            f"twice while it is made, {bytes_text(held + largest)}; {bytes_text(free)} are free. Leave --compute out, "
-            "or measure in a job: parallax run --measure FILE."
+            f"To time a step, one process must hold all variables and slots, {bytes_text(held)}, and the largest "
+            f"twice during initialization, {bytes_text(held + largest)} in all, but only {bytes_text(free)} are "
+            "free. Leave --compute out, or measure in a job: parallax run --measure FILE."
         )

@@ -80,5 +80,5 @@ def variable_bytes(nodes: Iterable[NodeDef]) -> int:
 def _kilobytes(file: Path, name: str) -> int:
     match = re.search(rf"^{name}:\s+(\d+) kB", file.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
     if match is None:
-        raise OSError(f"{file} must tell {name}, and does not.")
+        raise OSError(f"{file} must contain {name}, but does not.")
     return int(match[1]) * 1024

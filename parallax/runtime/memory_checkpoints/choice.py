@@ -88,10 +88,10 @@ def choose_set(parts_by_worker: Sequence[Sequence[PartFound]]) -> ChosenSet | No
         if max(steps, default=0) > 0 or (steps and generation > 1 and not _has_before(parts_by_worker, generation)):
             missing = [owner for owner in range(workers) if owner not in parts]
             raise CheckpointError(
-                f"No available host holds the rows of {name_ranks(missing)}: hosts that replicate each other were lost "
-                "together. Start the job anew; with CheckPointConfig.ckpt_dir it goes on from a folder."
+                f"No available host holds the rows of {name_ranks(missing)}: hosts that replicate each other were "
+                "lost together. Start the job again; with CheckPointConfig.ckpt_dir it resumes from a folder."
                 if missing
-                else "The available hosts hold all parts of the state of no step. Start the job anew."
+                else "The available hosts do not hold all parts of the state of any step. Start the job again."
             )
     return None
 

@@ -74,7 +74,7 @@ class PeerMemory:
         if self.store.comm.Get_rank() == 0:
             show(f"Resumed from step {state.chosen.step}: {name}\n")
             if lost:
-                log.warning(f"Rows stored on a lost host alone start from initial values: {list_first(lost)}.")
+                log.warning(f"Rows that only a lost host stored restart from initial values: {list_first(lost)}.")
             for note in notes:
                 log.info(f"Resumed: {note}")
             tell_saved(state.chosen.step, loaded=True)
@@ -90,7 +90,7 @@ class PeerMemory:
         if self.store.comm.Get_rank() == 0:
             where = "two hosts" if self.is_shared else "this host alone, so that it outlives processes and not the host"
             memory_text = bytes_text(self.store.memory_bytes())
-            log.info(f"The state of each step is in the memory of {where}; it takes {memory_text} of this one.")
+            log.info(f"The state of each step is in the memory of {where}; it uses {memory_text} of this one.")
         return step
 
     def switch_placement(self, graph: Graph, places: Places) -> None:

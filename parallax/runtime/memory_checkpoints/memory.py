@@ -54,8 +54,8 @@ def state_in_memory(config: CheckPointConfig, comm: Comm) -> RecoveredState | No
         make_private_folder(folder)
     except OSError as error:
         raise CheckpointError(
-            f"memory_dir must have a folder for the state of this job, and {shown(str(error))} Or name another file "
-            "system in memory in CheckPointConfig.memory_dir."
+            f"memory_dir must be able to hold a folder for the state of this job: {shown(str(error))} Or name "
+            "another file system in memory in CheckPointConfig.memory_dir."
         ) from error
     return recovered_state(folder, comm)
 
@@ -89,7 +89,7 @@ def peer_memory(
     everything = (*variables, *(() if positions is None else positions.variables))
     step = step_tensor(graph, places)
     if members.rank == 0:
-        log.info(marks.describe(touched).replace("Increments have", "Each set in the memory of hosts has", 1))
+        log.info(marks.describe(touched, "Each set in the memory of hosts contains"))
     read = snapshot(everything, marks, comm, is_first, step, unreplicated)
     store = PeerStore(memory_folder(config), comm, ring(hosts, members.rank), is_first)
     is_shared = len(set(hosts)) > 1
@@ -105,7 +105,7 @@ def ops_of(spec: GraphSpec, names: Collection[str]) -> frozenset[str]:
     known = {one.name: one for one in spec.variables}
     if unknown := sorted(set(names) - known.keys()):
         raise ConfigError(
-            f"memory_hosts must name variables of the graph, and {unknown[0]!r} is none. It has: {', '.join(known)}."
+            f"memory_hosts must name variables of the graph, got {unknown[0]!r}. It has: {', '.join(known)}."
         )
     parts = {part.op for name in names for part in known[name].parts}
     return frozenset(parts | {op for name in names for slot in known[name].slots for op in slot.ops})

@@ -69,7 +69,7 @@ class RecordHead:
     Attributes:
         number, step: as in `SetRecord`.
         rows: (variable's place, how many rows, checksum of the row numbers and the rows) in the order of the bytes.
-        wholes: (variable's place, bytes, checksum), likewise, after them.
+        wholes: (variable's place, bytes, checksum) of values stored in full, after the rows.
     """
 
     number: Count

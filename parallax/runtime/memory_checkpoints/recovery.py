@@ -88,7 +88,7 @@ class RecoveredState:
         everywhere = set().union(*self.comm.allgather(known))
         if missing := sorted(one.stored.op for one in variables if one.stored.op not in everywhere):
             raise CheckpointError(
-                f"The in-memory checkpoint lacks the variable {missing[0]}, which the graph has. Start the job anew "
+                f"The in-memory checkpoint lacks the variable {missing[0]}, which the graph has. Start a new job "
                 "with this graph."
             )
         for one in variables:

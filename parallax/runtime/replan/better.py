@@ -35,13 +35,13 @@ def verdict(now: Plan, now_s: float | None, best: Plan, margin: float, steps: in
     best_s = best.prediction.step_s
     since = f"After {pluralize(steps, 'step')}"
     if now_s is None or best_s is None:
-        unknown = best.prediction.unknown or "the cluster profile lacks what the plan in force needs"
+        unknown = best.prediction.unknown or "the cluster profile lacks what the current plan needs"
         return Comparison(None, f"{since} the plan stays: {unknown}.\n")
     changed = places_text(now, best)
     if not changed:
-        return Comparison(None, f"{since} the plan stays: with what they touched it is still the best.\n")
+        return Comparison(None, f"{since} the plan stays: it is still the best for the rows that they touched.\n")
     gain = 1 - best_s / now_s if now_s > 0 else 0.0
-    compared = f"{ms_text(now_s)} a step are predicted of the plan in force, {ms_text(best_s)} of another"
+    compared = f"{ms_text(now_s)} a step are predicted for the current plan, {ms_text(best_s)} of another"
     if gain < margin:
         return Comparison(
             None, f"{since} the plan stays: {compared}, {_percent(gain)} less, below {_percent(margin)}.\n"

@@ -94,7 +94,7 @@ class PartitionSearch:
             if self._tables:
                 self._count = max(len(part) for name in self._tables for part in plan.variable(name).servers)
             elif self._members.rank == 0:
-                show("No partitions are searched for: no table that is looked up by row is on servers.\n")
+                show("Numbers of partitions are not compared: no table on servers is looked up by row.\n")
         return bool(self._tables)
 
     def _go_on(self, plan: Plan) -> None:
@@ -139,5 +139,5 @@ def search_text(samples: list[PartitionSample], count: int, refusal: str = "") -
         lines.append(f"  {sample.count}: {ms_text(sample.step_s)} measured{fitted}")
     if refusal:
         lines.append(f"The search ended early, {refusal}")
-    lines.append(f"The job goes on with {pluralize(count, 'partition')}.")
+    lines.append(f"The job continues with {pluralize(count, 'partition')}.")
     return "\n".join(lines) + "\n"

@@ -121,11 +121,11 @@ class Replan:
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:  # a failed write of a plan does not end training
-            _LOG.warning("The better plan is not kept: %s cannot be written: %s.", path, error.strerror)
+            _LOG.warning("The better plan is lost: %s cannot be written: %s.", path, error.strerror)
             return
         how = ""
         if self._options.mode != ON:
-            how = f" Take it with --plan {path} or Config.plan_file, or have jobs go over to it by replan='on'."
+            how = f" Use it with --plan {path} or Config.plan_file, or have jobs switch to it with replan='on'."
         show(f"The other plan is written to {path}.{how}\n")
 
 
@@ -136,5 +136,5 @@ def change_text(changed: PlanChangeResult) -> str:
     moved = f"{pluralize(changed.variables, 'variable')} of {bytes_text(changed.moved_bytes)} moved"
     anew = ""
     if changed.redrawn:
-        anew = f" {pluralize(len(changed.redrawn), 'random op')} drew from other seeds from here on."
+        anew = f" {pluralize(len(changed.redrawn), 'random op')} draws from other seeds from here on."
     return f"The plan was changed in {changed.seconds:.2f} s, {moved}.{anew}\n"

@@ -12,7 +12,7 @@ WORD = signal.SIGURG
 """The launcher's keepalive signal to supervisors, which mpirun forwards; by default a process ignores it."""
 
 PREEMPTION = signal.SIGWINCH
-"""The signal that the job is preempted, and must save and end; forwarded likewise, and ignored by other processes."""
+"""The signal that the job is preempted, and must save and end; mpirun forwards it, and other processes ignore it."""
 
 
 @dataclass(frozen=True, slots=True)

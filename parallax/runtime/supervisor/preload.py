@@ -105,9 +105,11 @@ def authenticate_to(addresses: Iterable[tuple[str, int]]) -> None:
             raise OSError(f"{LIBRARY} must be loaded to connect to servers of a job, here to {address}, port {port}.")
         status = library.parallax_fence_peer(address.encode(), port)
         if status == _NO_ROOM:
-            raise OSError(f"A job may have {_MOST_PEERS} servers and workers with servers, and {address} is one more.")
+            raise OSError(
+                f"A job with servers may have {_MOST_PEERS} servers and workers at most, and {address} is one more."
+            )
         if status != 0:
-            raise OSError(f"Servers of a job need addresses in digits, and {address!r} is none.")
+            raise OSError(f"Servers of a job need numeric addresses, got {address!r}.")
 
 
 def agent_words(python: str, library: str, agent: str) -> dict[str, str]:
@@ -135,7 +137,9 @@ def _refuse(why: str) -> NoReturn:
 def _reach(argv: list[str]) -> None:
     secret = forget_preloaded().get(SECRET)
     if secret is None:
-        _refuse(f"What reaches other hosts for mpirun must have the job's secret in {SECRET}, and has none.")
+        _refuse(
+            f"The command that reaches other hosts for mpirun needs the job's secret in {SECRET}, which is not set."
+        )
     read_fd, written_fd = os.pipe()
     os.write(written_fd, f"{secret}\n".encode())
     os.close(written_fd)
@@ -149,8 +153,8 @@ def _start(library: str, argv: list[str]) -> None:
         byte = os.read(0, 1)
         if not byte:
             _refuse(
-                "What reaches this host must pass its standard input on to the command, as ssh does: the job's secret "
-                "comes there, and did not."
+                "The command that reaches this host must pass on its standard input, as ssh does: the job's secret "
+                "is sent there, and did not arrive."
             )
         line += byte
     if not Path(library).is_file():

@@ -183,7 +183,7 @@ def stage_lines(passes: Sequence[StagePasses], plan: Plan) -> Iterator[str]:
     yield (
         f"With equal stages and free messages each would be idle {_percent(idle_share(count, batches))} of the time. "
         "`step` passes from the end of one update to that of the next; `idle` is the part of it without a pass; "
-        "`alive` counts tensors of all runs in flight at their most, without those that are fed."
+        "`alive` is the peak size of the tensors of all runs in flight, without fed ones."
     )
 
 

@@ -133,7 +133,7 @@ def _clock(offset: Offset) -> str:
 
 def _verdict(traces: Sequence[RankTrace]) -> Iterator[str]:
     if len(traces) < 2:
-        yield "There is one worker, which waits for no other."
+        yield "There is only one worker, which waits for no other."
         return
     if len({trace.group for trace in traces}) == len(traces):  # stages without replicas wait for messages alone
         return
@@ -146,8 +146,8 @@ def _verdict(traces: Sequence[RankTrace]) -> Iterator[str]:
     uncertainty_us = max(trace.offset.uncertainty_us for trace in traces)
     if most.waited_us <= uncertainty_us:
         yield (
-            f"No rank is clearly the slowest: {who} was waited for most, {waited}, which is no more than the clocks "
-            "may be wrong."
+            f"No rank is clearly the slowest: {who} was waited for most, {waited}, which is within the uncertainty "
+            "of the clocks."
         )
     else:
         yield f"The slowest is {who}: the others waited {waited} for it."

@@ -73,7 +73,7 @@ def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> Non
     """
     reason = ""
     if plan.servers:
-        reason = "this plan has rows on servers. Leave --claims out, or have them elsewhere: run_option='HYBRID'."
+        reason = "this plan has rows on servers. Leave --claims out, or keep rows on workers: run_option='HYBRID'."
     elif plan.accumulate_steps > 1:
         reason = f"an update takes {plan.accumulate_steps} batches here. Leave --claims or accumulate_steps out."
     elif plan.stages:
@@ -86,9 +86,11 @@ def check_claims(plan: Plan, joined_args: str | None, replan: str | None) -> Non
             "open (None), or leave --claims out."
         )
     elif replan is not None:
-        reason = "--replan changes what they have on the way. Leave one of both out."
+        reason = "--replan may change the plan between steps. Leave one of the two out."
     if reason:
-        raise ConfigError(f"--claims tries what workers hold in each step of one plan, and {reason}")
+        raise ConfigError(
+            f"--claims checks the tensors of workers that each train the whole model by one plan, but {reason}"
+        )
 
 
 def walk_of(analysed: AnalysedGraph, plan: Plan) -> Walk:

@@ -19,10 +19,10 @@ from parallax.analysis.propagation.walk import Walk
 from parallax.analysis.reading.lowering.function_bodies import functions_of
 from parallax.base.types import Array
 from parallax.graph.control_flow import branches_of
+from parallax.report.text import list_first
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
 
 DRAWS_FILE = "draws.json"
-_SHOWN = 3
 
 
 def draws_of(walk: Walk, fetch: str) -> tuple[list[str], list[str]]:
@@ -98,8 +98,7 @@ def _axis(parts: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | Non
 
 def hidden_text(hidden: Sequence[str]) -> str:
     """The message about random ops whose draws the one process cannot be fed, in case of a difference."""
-    shown = ", ".join(hidden[:_SHOWN]) + (", ..." if len(hidden) > _SHOWN else "")
     return (
-        f"Random ops inside of conditionals, loops or functions: {shown}. What they draw for the rows of a batch the "
-        "one process draws anew, and that alone makes it differ: turn them off to compare (a rate of dropout of 0).\n"
+        f"Random ops in conditionals, loops or functions: {list_first(hidden)}. The single process draws other numbers "
+        "than the workers there, which alone makes results differ. To compare, turn them off (a dropout rate of 0).\n"
     )

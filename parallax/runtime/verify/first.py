@@ -20,6 +20,7 @@ from parallax.base.errors import ConfigError, GraphError
 from parallax.base.types import Value
 from parallax.plans.plan import Plan
 from parallax.report.show import show
+from parallax.report.text import list_first
 from parallax.runtime.verify.sides import digest, margin_of, rounding_of, tolerance_of
 from parallax.runtime.verify.single import OneProcess, Values, concatenate_batches, variables_of
 from parallax.runtime.verify.table import is_wrong, table_text, verdict_text
@@ -30,7 +31,6 @@ from parallax.runtime.worker.session.fetches import Request
 from parallax.runtime.worker.session.run_context import PlainSession, TrainingRuns, WorkerContext
 from parallax.settings.environment import Settings
 
-_SHOWN = 3
 _TOLD = "the first steps, in one process"
 
 
@@ -47,12 +47,12 @@ def check_comparable(analysed: AnalysedGraph, plan: Plan) -> None:
         raise ConfigError("--verify-first needs synchronous training, but this job has sync=False.")
     if draws := random_ops(view, step):
         raise ConfigError(
-            f"--verify-first repeats steps in one process, but a step has random ops ({', '.join(draws[:_SHOWN])}), "
+            f"--verify-first repeats steps in one process, but a step has random ops ({list_first(draws)}), "
             f"for which each worker draws its own numbers. {instead}"
         )
     if batches := data_ops(view, step):
         raise ConfigError(
-            f"--verify-first joins what the workers feed, but {', '.join(batches[:_SHOWN])} produce batches inside "
+            f"--verify-first joins what the workers feed, but {list_first(batches)} produce batches inside "
             f"the graph. {instead}"
         )
 
@@ -145,12 +145,12 @@ class VerifiedSteps:
         verdict = verdict_text(judged, sides, 1, tolerance_of(plan, self._requested))
         if any(is_wrong(one) for one in judged):
             raise GraphError(
-                f"In step {step} of this job the workers{of_island} did not train what one process trains on all their "
-                "batches together. A loss must be a mean over the batch, and the batches of the workers must have the "
-                "same size; `parallax check` shows what is suspicious, `parallax verify --claims` the first wrong op.\n"
-                f"{table_text(judged, local_names)}{verdict.rstrip()}"
+                f"In step {step} of this job the workers{of_island} did not make the update that one process makes "
+                "on all their batches together. A loss must be a mean over the batch, and the batches of the "
+                "workers must have the same size; `parallax check` shows what is suspicious, `parallax verify "
+                f"--claims` the first wrong op.\n{table_text(judged, local_names)}{verdict.rstrip()}"
             )
-        show(f"Step {step} of {self._count} that are verified: {verdict}")
+        show(f"Verified step {step} of {self._count}: {verdict}")
 
     def _judge(
         self, one: OneProcess, runs: tuple[Values, Values], noise: dict[str, float], copies: list[Values], plan: Plan

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from parallax.base.types import Array, Graph, Value
-from parallax.report.text import in_columns, pluralize
+from parallax.report.text import in_columns, list_first, pluralize
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
 from parallax.runtime.verify.claim_records import KEPT_FILE, RESULT_FILE, START_FILE, ClaimGroups, save
 from parallax.runtime.verify.claims import Claims, false_claim
@@ -29,7 +29,6 @@ than a variable's change. A part that is missing, counted twice or another worke
 
 HOLDS, UNTOLD, FALSE = range(3)
 _EXPECTED_FILE = "expected-{step}.npz"
-_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +95,20 @@ class Trials:
             lines.append((row.said, *map(str, row.counts), f"{row.largest:.1e}", row.tensor))
         text = in_columns(lines)
         if self.too_large:
-            shown = ", ".join(self.too_large[:_SHOWN]) + (", ..." if len(self.too_large) > _SHOWN else "")
-            count = pluralize(len(self.too_large), "tensor")
-            text.append(f"Left out: {count} too large to keep ({shown}). Feed fewer rows to have all tried.")
+            count, shown = pluralize(len(self.too_large), "tensor"), list_first(self.too_large)
+            text.append(f"Not checked: {count} too large to keep ({shown}). Feed fewer rows to check all.")
         if self.waiting:
             count = pluralize(self.waiting, "tensor")
-            text.append(f"Left out: {count} that no step was left for. Take {self.steps_needed} steps: --steps.")
+            text.append(f"Not checked: {count}, for lack of steps. Checking all takes --steps {self.steps_needed}.")
         false, untold = (sum(row.counts[verdict] for row in self.rows) for verdict in (FALSE, UNTOLD))
         checked = sum(sum(row.counts) for row in self.rows)
         if self.false:
-            text.append(f"First claim that is false, of {false}: {self.false}")
+            text.append(f"False claims: {false}; the first: {self.false}")
         else:
-            hidden = f", {untold} of them only as far as rounding lets see" if untold else ""
+            hidden = f", {untold} of them as far as rounding can tell" if untold else ""
             text.append(
-                f"No claim of {checked} is false in {pluralize(self.steps, 'step')}{hidden}; of {self.unclaimed} other "
-                "tensors nothing is said"
+                f"No claim of {checked} is false in {pluralize(self.steps, 'step')}{hidden}; {self.unclaimed} other "
+                "tensors have no claim"
             )
         return "\n".join(text) + "\n"
 

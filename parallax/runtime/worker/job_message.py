@@ -125,7 +125,7 @@ def _read_head(stream: BinaryIO) -> tuple[tuple[int, ...], tuple[int, ...]]:
                 f"{int(version)}, and this worker reads {VERSION}. Install one version everywhere (`parallax doctor`)."
             )
         raise LaunchError(
-            f"A worker is started by Parallax's launcher, which sends it the plan on its standard input; there was "
+            "A worker is started by Parallax's launcher, which sends it the plan on its standard input, got "
             f"{bytes(head)!r}. Start the script itself, or `parallax run`."
         )
     head += _read(stream, _HEAD_BYTES - len(head))
@@ -150,8 +150,8 @@ def _read(stream: BinaryIO, size: int) -> bytearray:
         count = stream.readinto(left)  # type: ignore[attr-defined]  # typeshed's BinaryIO has none, every stream has
         if not count:
             raise LaunchError(
-                f"A worker gets the plan from its launcher, and {size - len(left)} of {size} bytes came: the launcher "
-                "has ended, or mpirun was told not to pass on its input."
+                f"A worker gets the plan from its launcher, but {size - len(left)} of {size} bytes arrived: the "
+                "launcher has ended, or mpirun was told not to pass on its input."
             )
         left = left[count:]
     return data

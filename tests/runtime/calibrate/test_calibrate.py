@@ -290,7 +290,7 @@ def test_a_profile_is_derived_from_profiles_and_for_a_resource_file(capsys, tmp_
     (tmp_path / "known.json").write_text("{}")
     assert "-r FILE" in refused(capsys, "--from", _known(tmp_path), "-o", tmp_path / "x.json")
     assert "must have version" in refused(capsys, "--from", tmp_path / "known.json", "-o", tmp_path / "x.json")
-    assert "can only be given with --from" in refused(capsys, "--share-cores", "-o", tmp_path / "x.json")
+    assert "--share-cores needs --from" in refused(capsys, "--share-cores", "-o", tmp_path / "x.json")
 
 
 def _known(folder):

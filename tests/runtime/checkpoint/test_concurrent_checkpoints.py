@@ -172,7 +172,7 @@ def test_who_writes_is_said_once_and_again_when_it_changes(capsys: pytest.Captur
     for writers in ((0, 1, 2), (0, 1, 2), (), (0, 2), (0,)):
         hook._tell_writers(writers)
     said = [line.partition("INFO: ")[2] for line in capsys.readouterr().err.splitlines()]
-    begin = "The spread rows of checkpoints are written by "
+    begin = "Sharded rows of checkpoints are written by "
     assert said == [
         f"{begin}all 3 workers, each its share.",
         f"{begin}workers 0, 2: worker 1 cannot write to /kept as worker 0 sees it.",

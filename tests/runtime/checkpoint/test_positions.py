@@ -59,7 +59,7 @@ def test_other_workers_go_on_together_where_the_last_were() -> None:
     assert [kept._number("data", SHARED, [8, 9], rank, 3) for rank in range(3)] == [(8, ""), (9, ""), (10, "")]
     assert [kept._number("data", SHARED, [8, 13], rank, 2) for rank in range(2)] == [(8, ""), (13, "")]
     number, note = kept._number("data", SHARED, [8, 13], 0, 1)
-    assert number == 8 and "some come twice" in note
+    assert number == 8 and "some are repeated" in note
     assert kept._number("data", OWN, [4, 6], 1, 3)[0] == 6
     number, note = kept._number("data", OWN, [4, 6], 2, 3)
     assert number == 4 and "not sharded" in note

@@ -178,7 +178,7 @@ def test_the_libraries_are_those_that_are_installed():
 
 def test_this_machine_is_well_and_that_is_told(capsys, tmp_path):
     assert doctor(None, 1, None, str(tmp_path / "kept"), str(tmp_path / "found.json")) == 0
-    assert "All is well on 1 host." in capsys.readouterr().out
+    assert "No problems on 1 host." in capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
     assert all(not one["problem"] for one in found["findings"])
     assert found["hosts"][0]["facts"]["has_folder"] and not (tmp_path / "kept").exists()

@@ -48,7 +48,7 @@ def test_all_is_well():
         "----  -------  ------  --------  ---  -------  -----  ------  ----  -----  -----  -----  ----\n"
         "a     ok       ok      ok        ok   ok       ok     ok      ok    ok     ok     ok     ok\n"
         "b     ok       ok      ok        ok   ok       ok     ok      ok    ok     ok     ok     ok\n"
-        "All is well on 2 hosts.\n"
+        "No problems on 2 hosts.\n"
     )
 
 

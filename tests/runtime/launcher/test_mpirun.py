@@ -249,7 +249,7 @@ def test_daemons_get_the_secret_from_ssh_unless_a_batch_system_starts_them(ways,
     )
     launch = Job(("train.py",), replace(cluster, mpirun_options=("--launch-agent", "x", "--mca", "plm", ways)))
     if is_ssh:
-        with pytest.raises(LaunchError, match="must not have --launch-agent. Leave it out"):
+        with pytest.raises(LaunchError, match="must not contain --launch-agent. Leave it out"):
             check_startable(launch, here)
     else:
         check_startable(launch, here)
@@ -261,8 +261,8 @@ def test_daemons_get_the_secret_from_ssh_unless_a_batch_system_starts_them(ways,
         (("--mca", "plm_rsh_agent", "y"), r"set plm_rsh_agent. Name the command as `ssh: \{agent: ...\}` in the"),
         (("-mca", "orte_rsh_agent", "y"), "set orte_rsh_agent"),
         (("--gmca", "pls_rsh_agent", "y"), "set pls_rsh_agent"),
-        (("--mca", "orte_launch_agent", "y"), "must not have orte_launch_agent"),
-        (("-launch-agent", "y"), "must not have -launch-agent"),
+        (("--mca", "orte_launch_agent", "y"), "must not contain orte_launch_agent"),
+        (("-launch-agent", "y"), "must not contain -launch-agent"),
     ],
 )
 def test_what_would_keep_the_secret_from_other_hosts_is_refused(options, words):
@@ -304,7 +304,7 @@ def test_variables_that_choose_hosts_or_what_starts_ranks_do_not_reach_mpirun(cl
 )
 def test_an_mpirun_that_passes_no_signal_on_is_refused(options, variables):
     job = Job(("train.py",), Cluster((Host("a", 1), Host("b", 1)), mpirun_options=options))
-    with pytest.raises(LaunchError, match="must pass SIGURG on to ranks.*_forward_signals is 'none'. Leave it out"):
+    with pytest.raises(LaunchError, match="must forward SIGURG to ranks.*_forward_signals is 'none'. Leave it out"):
         check_startable(job, launcher(**variables))
 
 

@@ -109,7 +109,7 @@ def test_a_spare_that_fails_is_told_and_the_next_job_starts_anew(capfdbinary):
     played = Played([KILLED, WELL], spares=[True])
     assert run(played, standby=STANDBY).status == 0
     assert [is_spare for _, is_spare in played.jobs] == [False, False]
-    assert b"The spare job has failed; a restart will import TensorFlow anew.\n" in capfdbinary.readouterr()[1]
+    assert b"The spare job has failed; a restart will import TensorFlow again.\n" in capfdbinary.readouterr()[1]
 
 
 def test_a_spare_that_was_ready_and_fails_is_replaced(capfdbinary, monkeypatch):
@@ -117,7 +117,7 @@ def test_a_spare_that_was_ready_and_fails_is_replaced(capfdbinary, monkeypatch):
     played = Played([KILLED, WELL], spares=[LATER, LATER])
     assert run(played, standby=STANDBY) == WELL
     assert [is_spare for _, is_spare in played.jobs] == [False, True] and played.parcels == [b"parcel"]
-    assert capfdbinary.readouterr()[1].count(b"will import TensorFlow anew until another one is ready.\n") == 2
+    assert capfdbinary.readouterr()[1].count(b"will import TensorFlow again until another one is ready.\n") == 2
 
 
 def test_without_a_spare_nothing_is_started_before_a_failure_and_files_of_output_stay(tmp_path):
@@ -199,7 +199,8 @@ def test_hosts_for_which_there_is_no_plan_end_it_with_the_jobs_status(capfdbinar
         return JOB
 
     assert run(Played([KILLED], awaits_spare=False), ("a", "b"), job_on, min_hosts=1).status == 137
-    assert b"cannot be planned. The profile must be of these hosts." in capfdbinary.readouterr()[1]
+    said = capfdbinary.readouterr()[1]
+    assert b"cannot be planned for the remaining hosts. The profile must be of these hosts." in said
 
 
 AGENT = """

@@ -161,7 +161,7 @@ def after_failures(*failures, seconds=2.0):
 def test_a_rank_that_caught_a_failure_and_went_on_does_not_meet_those_in_the_run_that_failed():
     caught = after_failures("run 12: InvalidArgumentError: Incompatible shapes")
     stall = watch_of((0, in_run(), 2.0), (1, caught, 3.0)).verdict(61.0)
-    reason = "is a run ahead: it caught a failure and continued (run 12: InvalidArgumentError: Incompatible shapes)"
+    reason = "is a run ahead: it caught an error and continued (run 12: InvalidArgumentError: Incompatible shapes)"
     assert (stall.fetch, stall.waiting, stall.absent) == ("train_op", (0,), ((1, reason),))
     behind = watch_of((0, in_run(), 3.0), (1, caught, 2.0)).verdict(61.0)
     assert (behind.waiting, behind.absent[0][0]) == ((1,), 0)

@@ -194,7 +194,7 @@ def test_steps_of_one_process_are_timed_on_variables_that_are_thrown_away():
 
 def test_variables_that_do_not_fit_into_memory_are_refused_before_they_are_made(monkeypatch):
     monkeypatch.setattr(compute, "free_bytes", lambda: 4000)
-    message = "slots, 3.61 kB, and the largest twice while it is made, 4.01 kB; 4 kB are free. Leave --compute out"
+    message = "slots, 3.61 kB, and the largest twice during initialization, 4.01 kB in all, but only 4 kB are free"
     with pytest.raises(GraphError, match=re.escape(message)):
         profile_of(tables_of_all_kinds, feeds=FEEDS, compute=True)
 

@@ -85,7 +85,8 @@ def test_what_travels_alike_is_no_other_plan_and_the_unknown_no_better_one() -> 
     best = make_plan(graph(), FOUR, None, measured())
     same = verdict(plan_by("alltoall"), 99.0, best, 0.1, 1)
     assert (
-        same.plan is None and same.text == "After 1 step the plan stays: with what they touched it is still the best.\n"
+        same.plan is None
+        and same.text == "After 1 step the plan stays: it is still the best for the rows that they touched.\n"
     )
     unknown = verdict(plan_by("allreduce"), None, best, 0.1, 2)
     assert unknown.plan is None and "the cluster profile lacks" in unknown.text

@@ -53,12 +53,12 @@ def test_a_daemon_gets_the_secret_through_what_reaches_its_host_and_not_in_its_a
 
 def test_a_daemon_without_the_secret_or_the_library_does_not_start():
     done = run([*SCRIPT, "start", "/no/library", "/bin/true"])
-    assert (done.returncode, "must pass its standard input on" in done.stderr) == (254, True)
+    assert (done.returncode, "must pass on its standard input" in done.stderr) == (254, True)
     done = run([*SCRIPT, "reach", *SCRIPT, "start", "/no/library", "/bin/true"], PARALLAX_SECRET=SECRET)
     assert (done.returncode, "/no/library must be on every host of a job" in done.stderr) == (254, True)
     done = run([*SCRIPT, "reach", "/bin/true"])
     assert (done.returncode, done.stderr.count("\n")) == (254, 1), done.stderr
-    assert "must have the job's secret in PARALLAX_SECRET, and has none" in done.stderr
+    assert "needs the job's secret in PARALLAX_SECRET, which is not set" in done.stderr
 
 
 def test_a_process_without_the_library_does_not_connect_to_servers():
@@ -67,7 +67,7 @@ def test_a_process_without_the_library_does_not_connect_to_servers():
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"), [(-1, "addresses in digits, and 'node1' is none"), (-2, "may have 8192 .* node1 is one more")]
+    ("answer", "words"), [(-1, "numeric addresses, got 'node1'"), (-2, "may have 8192 .* node1 is one more")]
 )
 def test_an_address_that_cannot_be_fenced_says_why(monkeypatch, answer, words):
     library = SimpleNamespace(parallax_fence_peer=lambda address, port: answer)

@@ -305,7 +305,7 @@ def test_waiting_within_the_uncertainty_of_the_clocks_names_nobody():
 
 
 def test_a_summary_says_so_when_there_is_nothing_to_compare():
-    assert "There is one worker" in summary(traces_of([pulled(0, 100, 340)]), (0, 0))
+    assert "There is only one worker" in summary(traces_of([pulled(0, 100, 340)]), (0, 0))
     alone = [step(0, node("a", "MatMul", 0, 9))]
     assert "No rank waited for another" in summary(traces_of(alone, alone), (0, 0))
     assert summary(traces_of([], []), (10, 14)).startswith("No step was traced: there were fewer runs that train than")

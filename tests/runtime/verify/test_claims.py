@@ -91,7 +91,7 @@ def test_a_claim_of_each_kind_holds_or_is_named_with_op_line_and_difference(grap
     value, *parts = TRUE[kind]
     held = tried(graph, tmp_path, SAID[kind], Stub(value), *parts)
     assert [row.counts for row in held.rows] == [[1, 0, 0]] and not held.false, held.text()
-    assert held.text().endswith("No claim of 1 is false in 1 step; of 0 other tensors nothing is said\n")
+    assert held.text().endswith("No claim of 1 is false in 1 step; 0 other tensors have no claim\n")
     parts[1] = (np.asarray(parts[1]) * 2 + 1).tolist()  # of worker 1
     found = tried(graph, tmp_path, SAID[kind], Stub(value), *parts)
     assert [row.counts for row in found.rows] == [[0, 0, 1]], found.text()
@@ -103,7 +103,7 @@ def test_what_one_process_repeats_only_roughly_is_not_told_and_no_larger_error_i
     one = Stub([[1.0], [2.0], [4.0]], [[1.1], [2.0], [4.0]])
     rough = tried(graph, tmp_path, SAID["same"], one, [[1.0], [2.0], [4.3]], [[1.0], [2.0], [4.0]])
     assert [row.counts for row in rough.rows] == [[0, 1, 0]] and not rough.false, rough.text()
-    assert ", 1 of them only as far as rounding lets see" in rough.text()
+    assert ", 1 of them as far as rounding can tell" in rough.text()
     wrong = tried(graph, tmp_path, SAID["same"], one, [[1.0], [2.0], [44.0]], [[1.0], [2.0], [4.0]])
     assert "is off by 10 of its size" in wrong.false
 
@@ -116,8 +116,8 @@ def test_tensors_are_dealt_out_to_steps_by_their_size_and_what_is_left_out_is_sa
     groups = groups_of(said, tensors, {"x:0": 60, "y:0": 50, "squared:0": 50}, limit_bytes=100)
     assert groups.groups == (("x:0",), ("y:0", "squared:0")) and groups.of(3) == ("y:0", "squared:0")
     text = Trials([], 1, "", 0, ["squared:0"], 2, 3).text()
-    assert "Left out: 1 tensor too large to keep (squared:0)." in text
-    assert "Left out: 2 tensors that no step was left for. Take 3 steps: --steps." in text
+    assert "Not checked: 1 tensor too large to keep (squared:0)." in text
+    assert "Not checked: 2 tensors, for lack of steps. Checking all takes --steps 3." in text
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_what_is_drawn_for_rows_is_fetched_from_workers_and_what_all_draw_alike_
     plan = make_plan(analysed.spec, one_host(2, 0), PlanConstraints())
     tensors, hidden = draws_of(walk_of(analysed, plan), "GradientDescent")
     assert tensors == ["own/random_uniform/RandomUniform:0"] and ["inner" in name for name in hidden] == [True]
-    assert "inside of conditionals, loops or functions" in hidden_text(hidden) and hidden[0] in hidden_text(hidden)
+    assert "in conditionals, loops or functions" in hidden_text(hidden) and hidden[0] in hidden_text(hidden)
 
 
 def test_draws_join_along_the_axis_along_which_one_process_draws_more(tmp_path):

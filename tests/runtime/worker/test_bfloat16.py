@@ -41,7 +41,7 @@ def test_products_are_counted_by_type_whatever_onednn_calls_them():
         (Products(0, 4), True, True, logging.WARNING, "all 4 products of a step stay float32: TensorFlow does it by"),
         (Products(0, 4, 4), True, False, logging.WARNING, "the products are on a GPU. Leave compute_dtype out."),
         (Products(0, 4), False, False, logging.WARNING, "none of avx512_bf16, amx_bf16, avx_ne_convert. Run on hosts"),
-        (Products(0, 4), True, False, logging.WARNING, "Let sess_config not turn it off (disable_meta_optimizer"),
+        (Products(0, 4), True, False, logging.WARNING, "Do not turn it off in sess_config (disable_meta_optimizer"),
     ],
 )
 def test_what_a_step_does_is_said_with_the_cause_and_a_remedy(products, instructions, turned_off, level, text):

@@ -47,12 +47,12 @@ def test_a_parcel_may_come_in_small_pieces():
 def test_a_parcel_that_is_cut_off_is_refused():
     data = wire(JobMessage(secrets.token_hex(100), b"nodes", 1, (0,), attachment=b"more"))
     for size in (0, 5, len(data) - 1):
-        with pytest.raises(LaunchError, match="bytes came: the launcher has ended"):
+        with pytest.raises(LaunchError, match="bytes arrived: the launcher has ended"):
             read_parcel(io.BytesIO(data[:size]))
 
 
 def test_input_that_is_no_parcel_is_refused():
-    with pytest.raises(LaunchError, match="was b'hello, here is some '"):
+    with pytest.raises(LaunchError, match="got b'hello, here is some '"):
         read_parcel(io.BytesIO(b"hello, here is some text"))
 
 

@@ -61,13 +61,13 @@ def test_the_median_step_stands_beside_the_predicted_one_without_the_first(view,
     assert runs.times() == StepTimes(3, 2.0, 0.5)
     runs.finish()
     runs.finish()
-    assert said == [(logging.INFO, "A step took 2000 ms (median of 3 steps), and the script 500 ms between two.")]
+    assert said == [(logging.INFO, "A step took 2000 ms (median of 3 steps); between steps the script took 500 ms.")]
 
 
 def test_a_prediction_says_what_it_is_of():
     times, plan = StepTimes(9, 0.0821, 0.001), timed()
     assert times_text(times, plan) == (
-        "A step took 82.1 ms (median of 9 steps; 74.6 ms predicted), and the script 1 ms between two."
+        "A step took 82.1 ms (median of 9 steps; 74.6 ms predicted); between steps the script took 1 ms."
     )
     exchanges = replace(plan, prediction=replace(plan.prediction, has_compute=False))
     assert "; of its exchanges alone, 74.6 ms predicted)" in times_text(times, exchanges)
@@ -133,7 +133,7 @@ def test_a_second_loop_of_a_session_is_told_of_by_itself(view, said):
         assert runs.step == FIRST_STEPS + 2
         runs.finish()
         assert runs.step == 1
-    assert [text.partition(",")[0] for _, text in said] == [
+    assert [text.partition(";")[0] for _, text in said] == [
         "A step took 1000 ms (median of 1 step)",
         "A step took 2000 ms (median of 1 step)",
     ]

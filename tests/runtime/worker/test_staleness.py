@@ -65,9 +65,9 @@ def test_nobody_waits_for_a_worker_that_has_ended(target):
     [
         ("sometimes", {}, "sync must be True, False or 'bounded', got 'sometimes'"),
         (1, {}, "sync must be True, False or 'bounded', got 1"),
-        ("bounded", {}, "sync='bounded' needs a bound, and staleness=None was given"),
-        (True, {"staleness": 4}, "staleness=4 bounds .* but sync=True was given"),
-        (False, {"staleness": 0}, "staleness=0 bounds .* but sync=False was given"),
+        ("bounded", {}, "sync='bounded' needs a bound, but staleness is None"),
+        (True, {"staleness": 4}, "staleness=4 bounds .* but sync is True"),
+        (False, {"staleness": 0}, "staleness=0 bounds .* but sync is False"),
         (False, {"stages": 2}, "sync=False .* contradicts stages=2"),
         ("bounded", {"staleness": 2, "search_partitions": True}, "contradicts search_partitions=True"),
         ("bounded", {"staleness": 0, "run_option": "MPI"}, "staleness=0 .* but run_option='MPI' starts no servers"),

@@ -53,7 +53,7 @@ def export_model(
         checkpoint: a folder with checkpoints, for its latest, or the prefix of one.
         folder: of the SavedModel; empty, or not existing.
         inputs: as in `forward_graph`.
-        outputs: likewise.
+        outputs: as in `forward_graph`.
         chunk_bytes: maximum of values in memory at once.
 
     Returns:

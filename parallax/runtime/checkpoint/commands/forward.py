@@ -18,6 +18,7 @@ from parallax.base.strict import shown
 from parallax.base.types import FunctionDef, Graph, GraphDef, NodeDef
 from parallax.graph.ops import state_op
 from parallax.graph.view import GraphView, node_of, split_tensor, tensor_name
+from parallax.report.text import list_first
 
 _REFERENCES = ("Variable", "VariableV2")
 _VARIABLES = (*_REFERENCES, "VarHandleOp")
@@ -330,7 +331,4 @@ def _as_resource(variable: NodeDef) -> NodeDef:
 
 
 def _list_names(words: str, names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    more = f", and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{words}: {', '.join(map(shown, names[:_MOST_NAMED]))}{more}."
+    return f"{words}: {list_first(list(map(shown, names)), _MOST_NAMED)}." if names else ""

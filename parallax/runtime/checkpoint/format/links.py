@@ -50,7 +50,7 @@ class Header:
     Attributes:
         id: its own.
         base: that of the full checkpoint at the start of the chain; empty for a full one.
-        before: that of the previous checkpoint in the chain; likewise.
+        before: that of the previous checkpoint in the chain; empty for a full one.
         step: its global step.
         number: the number of increments in the chain, including this one; 0 for a full one.
         tables: of an increment, the variables of which it has some rows; it has all rows of the others.

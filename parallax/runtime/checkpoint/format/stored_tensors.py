@@ -33,7 +33,7 @@ class CheckpointEntry:
         dtype: TensorFlow's name of the element type.
         element_bytes: bytes per element.
         shape: its shape; None if the graph does not fix it.
-        whole_shape: shape of the logical variable; None likewise.
+        whole_shape: shape of the logical variable; None if the graph does not fix it.
         offset: start of this part in the logical variable, one number per dimension.
         is_part: whether Saver stores it as a slice even when it is written in one piece.
     """

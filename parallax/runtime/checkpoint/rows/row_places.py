@@ -15,7 +15,7 @@ class CentreValue:
 
     Attributes:
         value: the centre's; changed in place.
-        momentum: of the outer optimizer, likewise; None without.
+        momentum: the outer optimizer's, changed in place; None if it has none.
     """
 
     value: Array | None

@@ -35,16 +35,17 @@ class Marks:
         if self.clear:
             session.run(self.clear)
 
-    def describe(self, touched: RowMemory) -> str:
-        """Describes the contents of increments, and why they are not smaller."""
+    def describe(self, touched: RowMemory, subject: str = "Increments contain") -> str:
+        """Describes the contents of increments, or of another subject, and why they are not smaller."""
         by_row = {op for ops in self.variables for op in ops}
         text = (
-            f"Increments have the touched rows of {', '.join(sorted(by_row)) or 'no variable'}, and all others whole."
+            f"{subject} the touched rows of {', '.join(sorted(by_row)) or 'no variable'}, and all other variables in "
+            "full."
         )
         reasons: dict[str, list[str]] = {}
         for op, reason in touched.whole:
             reasons.setdefault(reason, []).append(op)
-        return " ".join([text, *(f"Whole are {', '.join(ops)}: {reason}." for reason, ops in reasons.items())])
+        return " ".join([text, *(f"{', '.join(ops)} are saved in full: {reason}." for reason, ops in reasons.items())])
 
     def contents(self, everything: Sequence[ReadableVariable], header: Header | None) -> Contents:
         """Returns the contents of a checkpoint.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from parallax.report.text import name_ranks
+from parallax.report.text import list_first, name_ranks
 from parallax.runtime.supervisor.frames import Exit, Frame, Pulse, Start
 from parallax.runtime.supervisor.limits import LIMITS, Limits, observed_s
 
@@ -214,7 +214,7 @@ def _mpirun_text(hosts: tuple[str, ...], seconds: str) -> str:
 def _unstarted_text(ranks: tuple[int, ...], hosts: tuple[str, ...], seconds: str) -> str:
     """The user message about ranks that did not start."""
     named = tuple(dict.fromkeys(hosts[rank] for rank in ranks))
-    where = f"{', '.join(named[:_TOLD])}{', ...' if len(named) > _TOLD else ''}"
+    where = list_first(named, _TOLD)
     if len(ranks) == len(hosts):
         return f"no rank has started for {seconds}. mpirun hangs, or waits for hosts that do not respond: {where}."
     place = f" on {where}" if len(set(hosts)) > 1 else ""

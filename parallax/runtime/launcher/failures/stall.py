@@ -180,7 +180,7 @@ def _why_apart(state: _InRun, run: _InRun) -> str:
     """
     lead = len(state.failures) - len(run.failures)
     if lead > 0:
-        return f"is {_runs(lead)} ahead: it caught a failure and continued ({state.failures[-1]})"
+        return f"is {_runs(lead)} ahead: it caught an error and continued ({state.failures[-1]})"
     if lead < 0:
         return f"is {_runs(-lead)} behind, in one that failed on the waiting ranks ({run.failures[-1]})"
     return ""

@@ -212,7 +212,7 @@ class _Restarting:
         try:
             return RunningJob(self._launch, _number_files(self._job_on(chosen), self._starts))
         except ParallaxError as error:
-            _say(f"The job is not started again: on the hosts that are left it cannot be planned. {error}")
+            _say(f"The job is not started again: it cannot be planned for the remaining hosts. {error}")
             return None
 
     def _start_spare(self) -> None:
@@ -232,7 +232,7 @@ class _Restarting:
         if spare is None:
             return
         if not spare.is_alive:
-            text = "The spare job has failed; a restart will import TensorFlow anew"
+            text = "The spare job has failed; a restart will import TensorFlow again"
             if self._has_logged:
                 self._next_spare_s = time.monotonic() + self._replaced_s
                 self._replaced_s = min(2 * self._replaced_s, LONGEST_ASK_S)

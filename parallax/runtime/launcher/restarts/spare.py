@@ -54,7 +54,7 @@ class RunningJob:
     def end(self) -> JobEnd:
         """Returns its end; raises the exception of its launch."""
         if self._end is None:
-            raise self._error or RuntimeError("The thread of a job has ended without a word.")
+            raise self._error or RuntimeError("The thread of a job has ended without a result.")
         return self._end
 
     def _run(self) -> None:

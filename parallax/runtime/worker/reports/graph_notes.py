@@ -28,11 +28,12 @@ def log_lost_positions(worker_graph: WorkerGraph) -> None:
     streams, inputs = worker_graph.streams.unsaved, worker_graph.inputs.unsaved
     if streams:
         log.info(
-            f"After a resume, these random ops draw other numbers than without one: {list_first(streams)}. "
-            "Checkpoints do not hold the state of random ops in loops and functions, and of some kinds."
+            "After a resume, these random ops draw other numbers than in an uninterrupted run: "
+            f"{list_first(streams)}. Checkpoints do not hold the state of random ops in loops and functions, and of "
+            "some kinds."
         )
     if inputs:
         log.info(
-            f"After a resume, these iterators start at their first element: {list_first(inputs)}. Checkpoints do not "
-            "hold the state of iterators that are chosen by a string, or read in conditionals and functions."
+            f"After a resume, these iterators restart at their first element: {list_first(inputs)}. Checkpoints do "
+            "not hold the state of iterators that are chosen by a string, or read in conditionals and functions."
         )

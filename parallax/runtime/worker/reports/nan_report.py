@@ -110,6 +110,6 @@ class NanReport:
         self._is_done = True
         step, rank, tensor = min(reports)
         log.warning(
-            f"{tensor} became nan in step {step} on worker {rank}. Training continues. Check the batch of that step "
+            f"{tensor} became NaN in step {step} on worker {rank}. Training continues. Check the batch of that step "
             "and the learning rate; tf.train.NanTensorHook in Config.hooks ends a job there."
         )

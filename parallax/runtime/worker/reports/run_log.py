@@ -17,7 +17,7 @@ from parallax.analysis.reading.train_ops import find_ops_after
 from parallax.graph.view import GraphView
 from parallax.plans.plan import Plan
 from parallax.report.logger import log
-from parallax.report.text import ms_text, pluralize
+from parallax.report.text import list_first, ms_text, pluralize
 
 FIRST_STEPS = 5
 """The number of first steps that are excluded: memory is allocated, graphs are prepared, caches are filled."""
@@ -26,7 +26,6 @@ IDLE_RUNS = 20
 """The number of runs without training after which a warning is logged once."""
 
 _KEPT_STEPS = 10_000  # the last ones, whose median is reported
-_SHOWN_OPS = 3
 _LIKE_A_TRAIN_OP = re.compile(r"(?:.*[/_])?train(?:ing)?(?:_?(?:op|step))?(?:_\d+)?", re.IGNORECASE)
 
 
@@ -172,9 +171,8 @@ class RunLog:
             return
         self._warned = True
         ops = sorted(find_ops_after(self._view, self._updates))
-        more = f" and {len(ops) - _SHOWN_OPS} more" if len(ops) > _SHOWN_OPS else ""
         remedy = (
-            f"Fetch an op that trains; the graph has {', '.join(ops[:_SHOWN_OPS])}{more}."
+            f"Fetch an op that trains; the graph has {list_first(ops)}."
             if ops
             else "No op of the graph writes a variable from its gradient: build one with an optimizer's minimize()."
         )
@@ -189,6 +187,6 @@ def times_text(times: StepTimes, plan: Plan | None) -> str:
         of = "" if known.has_compute else "of its exchanges alone, "
         predicted = f"; {of}{ms_text(known.step_s)} predicted"
     return (
-        f"A step took {ms_text(times.step_s)} (median of {pluralize(times.steps, 'step')}{predicted}), and the script "
-        f"{ms_text(times.between_s)} between two."
+        f"A step took {ms_text(times.step_s)} (median of {pluralize(times.steps, 'step')}{predicted}); between steps "
+        f"the script took {ms_text(times.between_s)}."
     )

@@ -123,8 +123,9 @@ def effect(products: Products, instructions: bool, turned_off: bool) -> tuple[in
         why = f"{lacking}. Run on hosts that have one, or leave compute_dtype out."
     else:
         why = (
-            "TensorFlow's graph rewrite left them all alone. Let sess_config not turn it off (disable_meta_optimizer, "
-            "optimizers, min_graph_nodes of its rewrite_options), or leave compute_dtype out."
+            "TensorFlow's graph rewrite changed none of them. Do not turn it off in sess_config "
+            "(disable_meta_optimizer, optimizers, min_graph_nodes of its rewrite_options), or leave compute_dtype "
+            "out."
         )
     in_float32 = f" all {products.whole} products of a step stay float32:" if every else ""
     return logging.WARNING, f"compute_dtype has no effect here:{in_float32} {why}"

@@ -15,6 +15,7 @@ from parallax.base.errors import ConfigError
 from parallax.base.strict import shown
 from parallax.base.types import Graph, Operation, Tensor, Value
 from parallax.graph.view import GraphView
+from parallax.report.text import list_first
 
 _SHOWN = 8
 """The number of ops that a message names."""
@@ -45,7 +46,7 @@ def train_op(graph: Graph, name: str | None) -> Operation | Tensor:
     last = list(made) if len(made) == 1 else find_last_ops(GraphView(graph.as_graph_def()), list(made))
     if len(last) > 1:
         raise ConfigError(
-            f"A step runs one op, but optimizers have made {len(last)}: {', '.join(last[:_SHOWN])}. Name one of them "
+            f"A step runs one op, but optimizers have made {len(last)}: {list_first(last, _SHOWN)}. Name one of them "
             f"with --fetch NAME, or an op that groups them. {_candidates(graph)}"
         )
     return made[last[0]]
@@ -60,9 +61,8 @@ def _candidates(graph: Graph) -> str:
     if not training_ops:
         return "No op of the graph updates a trained variable from its gradient."
     trained = len({source.part for source in analysed.sources})
-    shown = [f"{op.name} ({len(op.variables)} of {trained} trained variables)" for op in training_ops[:_SHOWN]]
-    more = f", and {len(training_ops) - _SHOWN} more" if len(training_ops) > _SHOWN else ""
-    return f"Ops that train, and on which no other update depends: {', '.join(shown)}{more}."
+    shown = [f"{op.name} ({len(op.variables)} of {trained} trained variables)" for op in training_ops]
+    return f"Ops that train, and on which no other update depends: {list_first(shown, _SHOWN)}."
 
 
 def placeholders_in(view: GraphView, nodes: Iterable[str]) -> list[str]:

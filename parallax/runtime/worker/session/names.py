@@ -1,4 +1,4 @@
-"""Maps the user's names to tensors of the worker's graph, and adds the feeds that a run needs besides.
+"""Maps the user's names to tensors of the worker's graph, and adds the other feeds that a run needs.
 
 A variable, by whatever name, becomes its full value; the parts of a fused exchange, or of fused all-reduces, that a run
 does not need are fed with empty values.
@@ -21,6 +21,7 @@ from parallax.base.types import Value
 from parallax.graph.batches import find_stated_lengths, find_stated_ranks
 from parallax.graph.control_flow import is_compared
 from parallax.graph.view import VARIABLES, GraphView, node_of
+from parallax.report.text import list_first
 from parallax.runtime.worker.session.accumulation import AccumulatedGradients, Gather, MicroBatchRun
 from parallax.runtime.worker.session.fixed_batch import FixedBatch
 from parallax.runtime.worker.session.resolved_run import ResolvedRun
@@ -309,12 +310,7 @@ class Names:
 
 def fetch_text(names: Iterable[str], hook_names: Iterable[str]) -> str:
     """The fetches of one run, for messages."""
-    texts = [_list_names(tuple(names))]
+    texts = [list_first(tuple(names), _NAMED)]
     if hook_names := tuple(hook_names):
-        texts.append(f"for hooks {_list_names(hook_names)}")
+        texts.append(f"for hooks {list_first(hook_names, _NAMED)}")
     return "; ".join(text for text in texts if text)
-
-
-def _list_names(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

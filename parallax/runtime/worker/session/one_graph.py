@@ -22,10 +22,9 @@ from parallax.analysis.reading.construction.launcher_graph import LauncherGraph,
 from parallax.base.errors import OtherGraphError
 from parallax.base.types import Comm, Graph, NodeDef, Operation, TensorProto
 from parallax.report.logger import log
-from parallax.report.text import pluralize
+from parallax.report.text import list_first, pluralize
 
 _LIBRARIES = ("tensorflow", "keras", "tf_keras", "parallax")
-_NAMED = 3  # ops that a message lists
 
 
 def read_launcher_graph(graph: Graph, data: bytes, expected: str, rank: int) -> tuple[LauncherGraph, str]:
@@ -78,9 +77,8 @@ def _log_differences(launcher: LauncherGraph, mine: dict[str, NodeDef], workers:
     ]
     differing = dict.fromkeys(name for found in workers.allgather(names) for name in found)
     if differing and workers.rank == 0:
-        shown = ", ".join(list(differing)[:_NAMED]) + (", ..." if len(differing) > _NAMED else "")
         count = pluralize(len(differing), "op")
-        log.info(f"Values of {count} differ between the processes; all use the launcher's: {shown}")
+        log.info(f"Values of {count} differ between processes; all use the launcher's: {list_first(list(differing))}.")
 
 
 def _refusal(difference: GraphDifference, rank: int, graph: Graph) -> str:

@@ -206,7 +206,7 @@ class Overlapping:
             if error is not None and not isinstance(error, tf.errors.AbortedError):
                 flight.is_raised = True
             self.settle()  # raises an earlier error
-            raise error or SessionError("A run ended before it gave its results.") from None
+            raise error or SessionError("A run ended without results.") from None
         finally:
             _native().parallax_turns_forget(number)
 

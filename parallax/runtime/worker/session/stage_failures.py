@@ -56,8 +56,8 @@ class StageFailures:
         numbers = [self._numbers[name] for name in names if name in self._numbers]
         if numbers and self._failed is not None:
             raise SessionError(
-                "After a run that has failed the stages of a model cannot go on together, and this one came after: "
-                f"{self._failed} Open a new job, which resumes from its checkpoint."
+                f"The stages of a model cannot continue after a failed run: {self._failed} Start a new job, which "
+                "resumes from its checkpoint."
             )
         self._begun_promises.update(numbers)
         return {number: self._begun_promises[number] for number in numbers}
