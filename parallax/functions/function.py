@@ -7,6 +7,7 @@ object trace it again, as with a `tf.function`.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -189,7 +190,7 @@ class DistributedStep:
     """The result of `function`; it is called like the original step.
 
     Attributes:
-        python_function: the original step.
+        python_function: the original step; of a method, bound to its object.
         input_signature: specs of its arguments; None without a signature.
     """
 
@@ -204,18 +205,25 @@ class DistributedStep:
         name: str | None = None,
     ) -> None:
         self.python_function: Callable[..., Nest] = getattr(step, "python_function", step)
+        self._unbound = self.python_function
+        self._owner: tuple[object, ...] = ()  # the object of a bound method, which `_unbound` gets first
         self.input_signature = tracing.input_signature
         self._resource_info, self._config, self._tracing = resource_info, config, tracing
         self._returns, self._merges_rows = returns, merges_rows
-        self._variants: list[_Variant] = []
+        self._variants: list[_Variant] = []  # shared by all bound methods
         functools.update_wrapper(self, self.python_function, updated=())
         # No scope's name begins with an underscore.
         step_name = str(name or getattr(self.python_function, "__name__", "step")).strip("_")
         self._name = step_name if step_name.isidentifier() and step_name.isascii() else "step"
 
-    def __get__(self, instance: object, owner: type | None = None) -> DistributedStep | MethodStep:
+    def __get__(self, instance: object, owner: type | None = None) -> DistributedStep:
         """The step as a method of an object; accessed through the class, the step itself."""
-        return self if instance is None else MethodStep(self, instance)
+        if instance is None:
+            return self
+        bound = copy.copy(self)
+        bound._owner = (instance,)
+        bound.python_function = functools.partial(self._unbound, instance)
+        return bound
 
     @property
     def worker_id(self) -> int:
@@ -224,7 +232,7 @@ class DistributedStep:
 
     def graph_of(self, *args: Argument, **kwargs: Argument) -> tf.Graph:
         """The graph that a call with these arguments trains, for `parallax.plan`; no job is started."""
-        return self.graph_for((), args, kwargs)
+        return graph_of([self._trace(args, kwargs)]).graph
 
     def refresh_variables(self) -> None:
         """Copies the trained values of all variables to this process; reads refresh variables without it."""
@@ -247,48 +255,33 @@ class DistributedStep:
             JobFailed: the workers have failed, and have reported why.
             ParallaxError: as `parallel_run`.
         """
-        return self.call((), args, kwargs)
-
-    def call(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Nest:
-        """Executes a step, as `__call__` does.
-
-        Args:
-            owner: the object whose method it is, as the only element; empty for a function.
-            args: by position, without the object.
-            kwargs: by name.
-        """
         if not tf.executing_eagerly():
             raise GraphError(_IN_A_FUNCTION.format(name=self._name))
-        arguments = self._arguments(owner, args, kwargs)
-        self._variants = [one for one in self._variants if one.can_be_called]
-        variants = [one for one in self._variants if one.is_of(owner)]
+        arguments = self._arguments(args, kwargs)
+        self._variants[:] = [one for one in self._variants if one.can_be_called]
+        variants = [one for one in self._variants if one.is_of(self._owner)]
         variant = next((one for one in variants if one.takes(arguments)), None)
         if variant is None:
             if len(variants) >= _MOST_VARIANTS:
                 raise GraphError(
                     _TOO_MANY.format(name=self._name, count=_MOST_VARIANTS, last=arguments_text(arguments))
                 )
-            step = self._loop().add(lambda: self._trace(owner, args, kwargs))
-            variant = _Variant(_reference(owner), without_values(arguments), step)
+            step = self._loop().add(lambda: self._trace(args, kwargs))
+            variant = _Variant(_reference(self._owner), without_values(arguments), step)
             self._variants.append(variant)
         batch = list(arguments.tensors)
         results, values = self._loop().run(variant.step, batch)
         waiting = iter(values)
         return tf.nest.map_structure(lambda one: None if one is None else tf.convert_to_tensor(next(waiting)), results)
 
-    def graph_for(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> tf.Graph:
-        """Like `graph_of`, with the arguments of `call`."""
-        return graph_of([self._trace(owner, args, kwargs)]).graph
-
     def _loop(self) -> ScriptLoop:
         return loop_for(self._config, self._resource_info)
 
-    def _trace(self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> LoopStep:
-        """Traces the step for a call's arguments; see `call`."""
-        arguments = self._arguments(owner, args, kwargs)
-        step = functools.partial(self.python_function, *owner) if owner else self.python_function
+    def _trace(self, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> LoopStep:
+        """Traces the step for a call's arguments."""
+        arguments = self._arguments(args, kwargs)
         options = {"merges_rows": self._merges_rows, "returns": self._returns, "tracing": self._tracing}
-        trace = functools.partial(trace_step, step, **options)
+        trace = functools.partial(trace_step, self.python_function, **options)
         with statistics_of(self._config.batch_norm):
             traced, has_length = trace_by_length(trace, arguments, with_lengths(arguments))
         whole = find_replicated_parts(arguments.tensors)
@@ -302,52 +295,6 @@ class DistributedStep:
             self._name, traced.concrete, variables, metrics, examples, full, rules, summaries, whole, has_length
         )
 
-    def _arguments(
-        self, owner: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
-    ) -> Arguments:
-        positional, named = bind_arguments(self.python_function, (*owner, *args), kwargs)
-        return arguments_of(positional[len(owner) :], named, self.input_signature)
-
-
-@dataclass(frozen=True, slots=True)
-class MethodStep:
-    """A step as a method of an object.
-
-    Attributes:
-        step: the step.
-        owner: the object.
-    """
-
-    step: DistributedStep
-    owner: object
-
-    @property
-    def worker_id(self) -> int:
-        """See `DistributedStep`."""
-        return self.step.worker_id
-
-    @property
-    def input_signature(self) -> Sequence[TypeSpec] | None:
-        """See `DistributedStep`."""
-        return self.step.input_signature
-
-    @property
-    def python_function(self) -> Callable[..., Nest]:
-        """The original method, bound to the object."""
-        return functools.partial(self.step.python_function, self.owner)
-
-    def graph_of(self, *args: Argument, **kwargs: Argument) -> tf.Graph:
-        """See `DistributedStep`."""
-        return self.step.graph_for((self.owner,), args, kwargs)
-
-    def refresh_variables(self) -> None:
-        """See `DistributedStep`."""
-        self.step.refresh_variables()
-
-    def get_concrete_function(self, *args: Argument, **kwargs: Argument) -> NoReturn:
-        """See `DistributedStep`."""
-        self.step.get_concrete_function(*args, **kwargs)
-
-    def __call__(self, *args: Argument, **kwargs: Argument) -> Nest:
-        """See `DistributedStep`."""
-        return self.step.call((self.owner,), args, kwargs)
+    def _arguments(self, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Arguments:
+        positional, named = bind_arguments(self._unbound, (*self._owner, *args), kwargs)
+        return arguments_of(positional[len(self._owner) :], named, self.input_signature)

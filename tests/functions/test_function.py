@@ -249,7 +249,7 @@ def test_a_method_is_a_step_of_its_object_and_of_its_class():
     for graph in (trainer.step.graph_of(X, Y), Trainer.step.graph_of(trainer, X, Y), trainer.step.graph_of(x=X, y=Y)):
         assert feeds_of(graph) == expected
         assert [v.name for v in graph.get_collection("variables")] == ["kernel:0"]
-    assert trainer.step.worker_id == 0 and trainer.step.step is Trainer.step
+    assert trainer.step.worker_id == 0 and trainer.step._variants is Trainer.step._variants
     assert Trainer.step.__name__ == "train" and trainer.step.python_function(X, Y).shape == []
 
 
@@ -283,10 +283,10 @@ def test_a_tensor_that_an_input_signature_does_not_name_is_planned():
 
 
 def test_a_step_may_be_called_by_names_or_by_positions():
-    step, trainer = Trainer.step, Trainer()
+    step = Trainer().step
 
     def read(*args, **kwargs):
-        return step._arguments((trainer,), args, kwargs)
+        return step._arguments(args, kwargs)
 
     assert are_alike(without_values(read(X, Y)), read(X, Y, 0.1))
     assert are_alike(without_values(read(y=Y, x=X)), read(X, Y, twice=False))
