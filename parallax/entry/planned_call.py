@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from parallax.analysis.graph_decisions import GraphDecisions
 from parallax.analysis.graph_to_plan import AnalysedGraph, analyse_for, plan_for
-from parallax.base.errors import ConfigError, PlanError
+from parallax.base.errors import PlanError
 from parallax.base.status_line import clear_status
 from parallax.base.types import Graph
 from parallax.cluster.machines import Cluster
@@ -24,6 +24,7 @@ from parallax.runtime.measure.options import measure_options
 from parallax.runtime.replan.options import check_possible, replan_options
 from parallax.runtime.trace.options import make_ready, trace_options
 from parallax.runtime.worker.random_state import draw_seed
+from parallax.settings import checks
 from parallax.settings.config import OWN, Config, list_ineffective_settings
 from parallax.settings.environment import Settings, settings
 from parallax.settings.merge import merge_settings
@@ -60,9 +61,7 @@ def checked_call(
     graph: Graph, resource_info: str | Path | None, sync: bool | str, passed_config: Config | None
 ) -> Call:
     """Checks the arguments of a call; the command line overrides the script's configuration."""
-    config = passed_config if passed_config is not None else Config()
-    if not isinstance(config, Config):
-        raise ConfigError(f"parallax_config must be a parallax.Config, got {config!r}.")
+    config = checks.instance_of("parallax_config", passed_config, Config)
     requested = settings()
     config = merge_settings(replace(config), requested)  # checked again, and later assignments have no effect
     is_synchronous, config = resolve_sync(sync, config)

@@ -38,6 +38,7 @@ from parallax.functions.tracing.batch_norm_setting import statistics_of
 from parallax.functions.tracing.results import rules_of
 from parallax.functions.tracing.trace_step import AS_TENSORFLOW, Tracing, trace_by_length, trace_step
 from parallax.report.logger import log
+from parallax.settings import checks
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, settings
 
@@ -116,8 +117,7 @@ def function(
     """
     if others:
         raise ConfigError(_UNKNOWN_KEYWORD.format(names=", ".join(f"{key}={value!r}" for key, value in others.items())))
-    if parallax_config is not None and not isinstance(parallax_config, Config):
-        raise ConfigError(f"parallax_config must be a parallax.Config, got {parallax_config!r}.")
+    config = checks.instance_of("parallax_config", parallax_config, Config)
     check_signature(input_signature)
     tracing = Tracing(input_signature, autograph, experimental_autograph_options)
 
@@ -128,8 +128,8 @@ def function(
         if jit_compile or getattr(one, "_jit_compile", None):
             log.warning(_NOT_COMPILED)
         if settings().role == Role.LAUNCH:
-            leave_gpus_to_workers(parallax_config, resource_info)
-        return DistributedStep(one, resource_info, parallax_config or Config(), returns, merge_rows, whole, name)
+            leave_gpus_to_workers(config, resource_info)
+        return DistributedStep(one, resource_info, config, returns, merge_rows, whole, name)
 
     return distribute if step is None else distribute(step)
 

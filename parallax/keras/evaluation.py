@@ -26,7 +26,6 @@ from parallax.keras.refusals import check_model
 from parallax.keras.train_function import ModelTraining
 from parallax.settings.parts import TableConfig
 
-"""The function that traces a step, by the step's name."""
 _OF_TRAINING = 3
 """The ratio of the time of a training batch to that of an evaluation batch."""
 _OF_GPU = 20

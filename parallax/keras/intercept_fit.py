@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from parallax.base.after_import import after_import
-from parallax.base.errors import ConfigError, GraphError, ParallaxError
+from parallax.base.errors import GraphError, ParallaxError
 from parallax.base.status_line import show_status, status_line
 from parallax.base.types import Argument, KerasHistory, KerasModel, Nest
 from parallax.entry import call as calls
@@ -29,6 +29,7 @@ from parallax.keras.train_function import training_of
 from parallax.keras.train_on_batch import prepare_model
 from parallax.report.logger import log
 from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job
+from parallax.settings import checks
 from parallax.settings.config import Config
 from parallax.settings.environment import Role, is_commanded, settings
 from parallax.settings.merge import merge_settings
@@ -77,12 +78,9 @@ def use(
     Raises:
         ConfigError: a setting has the wrong type.
     """
-    if parallax_config is not None and not isinstance(parallax_config, Config):
-        raise ConfigError(f"parallax_config must be a parallax.Config, got {parallax_config!r}.")
-    if not isinstance(merge_rows, bool):
-        raise ConfigError(f"merge_rows must be True or False, got {merge_rows!r}.")
-    _use.is_wanted, _use.resource_info, _use.merge_rows = True, resource_info, merge_rows
-    _use.config = parallax_config or Config()
+    config = checks.instance_of("parallax_config", parallax_config, Config)
+    merge_rows = checks.truth("merge_rows", merge_rows)
+    _use.is_wanted, _use.resource_info, _use.config, _use.merge_rows = True, resource_info, config, merge_rows
     _start_early()
 
 
