@@ -137,8 +137,10 @@ def open_session(
         if extras.replan is not None and first is not None:
             between_steps.append(_replan(extras.replan, config, members, worker, first, made, over))
         if searches(config, made.plan, extras.equal_randomness):
-            wished = config.of_variables("partitions")
-            between_steps.append(PartitionSearch(members, worker, training, made.launcher_graph.spec, wished, over))
+            fixed_counts = config.of_variables("partitions")
+            between_steps.append(
+                PartitionSearch(members, worker, training, made.launcher_graph.spec, fixed_counts, over)
+            )
         layout = Layout(made.plan.hosts, parcel.servers)
         change = RequestedChange(worker, training, made.launcher_graph.spec, layout, over, members.workers)
         if meetings is not None:

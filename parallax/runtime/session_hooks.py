@@ -13,20 +13,20 @@ from parallax.transform.pipeline import WorkerGraph
 
 def profile_hooks(config: Config, rank: int, worker: WorkerContext, training: TrainingRuns) -> list[ProfileHook]:
     """The hook that traces steps, if any are to be traced on this worker."""
-    wanted = config.profile_config
-    if wanted.profile_dir is None or wanted.profile_worker not in (None, rank):
+    profile = config.profile_config
+    if profile.profile_dir is None or profile.profile_worker not in (None, rank):
         return []
-    return [ProfileHook(wanted, rank, worker, training)]
+    return [ProfileHook(profile, rank, worker, training)]
 
 
 def trace_hooks(
-    wish: TraceOptions | None, worker: WorkerContext, training: TrainingRuns, worker_graph: WorkerGraph
+    options: TraceOptions | None, worker: WorkerContext, training: TrainingRuns, worker_graph: WorkerGraph
 ) -> list[TraceHook]:
     """The hook that traces steps of all workers, if any are to be traced."""
-    if wish is None:
+    if options is None:
         return []
     members = current_process_group()
-    make_ready(wish.folder, members.rank)
-    hook = TraceHook(wish, members, worker, training, worker_graph.synchronous)
+    make_ready(options.folder, members.rank)
+    hook = TraceHook(options, members, worker, training, worker_graph.synchronous)
     members.at_end.append(hook.finish)
     return [hook]

@@ -26,7 +26,7 @@ class Workers:
 
     def __init__(self, files, lives):
         self.files, self.lives = files, lives
-        self.number, self.part, self.steps, self.wishes = 1, 0, 0, []
+        self.number, self.part, self.steps, self.results = 1, 0, 0, []
         self.answers = deque()
         if files:
             self.steps, self.number = max(files.items())
@@ -59,12 +59,12 @@ class Workers:
     def open(self):
         self.answers.append(ReadyWorkers(self.steps or None))
 
-    def wish(self, number):
-        assert number == len(self.wishes)  # each once
-        self.wishes.append(number)
+    def name_results(self, number):
+        assert number == len(self.results)  # each once
+        self.results.append(number)
 
-    def step(self, wish, value):
-        assert wish in self.wishes
+    def step(self, results, value):
+        assert results in self.results
         self.number = (self.number * 31 + value) % 1009
         self.part += value
         self.steps += 1
@@ -99,8 +99,8 @@ def run(seed, lives, files):
     requests.begin_at(0)
     requests.watcher = sums
     sums.names = {"train": ["total"]}
-    own, answers, waiting, wish = random.Random(seed), [], [], 0
-    requests.notify("wish", 0, resend=Resend.ALWAYS)
+    own, answers, waiting, number = random.Random(seed), [], [], 0
+    requests.notify("name_results", 0, resend=Resend.ALWAYS)
 
     def take(one):
         place, wait, note = one
@@ -108,19 +108,19 @@ def run(seed, lives, files):
         answers[place] = int(note.totals["total"]), int(found.means[0])
 
     for _ in range(60):
-        what = own.choice(["step", "step", "step", "step", "reset", "write", "read", "wish"])
+        what = own.choice(["step", "step", "step", "step", "reset", "write", "read", "name_results"])
         if what == "step":
             note = sums.note_run("train")
-            wait = requests.call("step", wish, own.randrange(9), resend=Resend.SINCE_BASE, note=note, counts=True)
+            wait = requests.call("step", number, own.randrange(9), resend=Resend.SINCE_BASE, note=note, counts=True)
             waiting.append((len(answers), wait, note))
             answers.append(None)
         elif what == "reset":
             requests.notify("reset", note=sums.note_reset())
         elif what == "write":
             requests.notify("write", own.randrange(1000))
-        elif what == "wish":
-            wish += 1
-            requests.notify("wish", wish, resend=Resend.ALWAYS)
+        elif what == "name_results":
+            number += 1
+            requests.notify("name_results", number, resend=Resend.ALWAYS)
         else:
             answers.append(requests.call("read")())
         if files is None and own.random() < 0.1:
@@ -158,7 +158,7 @@ def test_the_result_of_a_step_that_is_in_a_checkpoint_alone_is_missed():
     )
     requests.open("open")()
     requests.begin_at(0)
-    requests.notify("wish", 0, resend=Resend.ALWAYS)
+    requests.notify("name_results", 0, resend=Resend.ALWAYS)
     asked = [requests.call("step", 0, value, resend=Resend.SINCE_BASE, counts=True) for value in (1, 2, 3)]
     asked[0]()
     with pytest.raises(SessionError, match="the checkpoint of step 3, and before returning the results"):
@@ -178,7 +178,7 @@ def test_requests_that_are_no_longer_kept_are_missed(resumed):
     requests = RequestQueue(Workers(files, next(lives)), restore)
     requests.open("open")()
     requests.begin_at(0)
-    requests.notify("wish", 0, resend=Resend.ALWAYS)
+    requests.notify("name_results", 0, resend=Resend.ALWAYS)
     for value in range(3):
         requests.call("step", 0, value, resend=Resend.SINCE_BASE, counts=True)()
     requests.forget_until(3)

@@ -116,7 +116,7 @@ class RemoteSteps:
         requests.begin_at(self.steps)
         self._sums = CarriedSums()
         requests.watcher = self._sums
-        self._wanted: dict[tuple[str, RequestedResults], int] = {}
+        self._number_by_results: dict[tuple[str, RequestedResults], int] = {}
         self._sent: dict[int, tuple[int, SharedArrays]] = {}  # by id
         self._pipelines: dict[int, _SentPipeline] = {}  # by id
         self._has_logged_bytes = False
@@ -203,12 +203,12 @@ class RemoteSteps:
         names_by = {rule: [one.name for one, own in zip(fetches, rules, strict=True) if own == rule] for rule in _RULES}
         requested = RequestedResults(tuple(one.name for one in parts), *(tuple(names_by[rule]) for rule in _RULES))
         key = step.name, requested
-        if key not in self._wanted:
-            self._wanted[key] = len(self._wanted)
-            self._requests.notify("wish", self._wanted[key], *key, resend=Resend.ALWAYS)
+        if key not in self._number_by_results:
+            self._number_by_results[key] = len(self._number_by_results)
+            self._requests.notify("name_results", self._number_by_results[key], *key, resend=Resend.ALWAYS)
         self._limit_requests()
         run, names = self._sums.note_run(step.name), self._sums.names.get(step.name, ())
-        answer = self._send_batch(self._wanted[key], share, run, step.is_counted)
+        answer = self._send_batch(self._number_by_results[key], share, run, step.is_counted)
         self.steps += step.is_counted
         self._runs += 1
         self._examples += share.total

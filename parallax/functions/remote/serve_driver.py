@@ -212,13 +212,13 @@ class _Service:
         for of_call in (self._requested, self._requested_by_step, self._arrays, self._pipelines):
             of_call.clear()
 
-    def serve_wish(self, number: int, name: str, wanted: RequestedResults, _: None) -> None:
+    def serve_name_results(self, number: int, name: str, requested: RequestedResults, _: None) -> None:
         """Assigns a number to a step with particular results."""
         step = self._steps[name]
-        self._requested[number] = wanted
+        self._requested[number] = requested
         find = step.run.graph.get_tensor_by_name
-        others = [find(name) for names in wanted._replace(rows=()) for name in names]
-        self._requested_by_step[number] = step, others, [find(name) for name in wanted.rows]
+        others = [find(name) for names in requested._replace(rows=()) for name in names]
+        self._requested_by_step[number] = step, others, [find(name) for name in requested.rows]
 
     def serve_can_open(self, place: MemoryPlace, kinds: Sequence[ArrayKind], _: None) -> None:
         """Answers whether worker 0 can map arrays of the driver's."""
@@ -241,10 +241,10 @@ class _Service:
         host = self._members.parcel.hosts[self._members.rank]
         self._arrays[number] = NumberedArrays(share_among_workers(kinds, shared, self._comm, host))
 
-    def serve_rows(self, wanted: int, number: int, numbers: Array, _: None) -> None:
+    def serve_rows(self, requested: int, number: int, numbers: Array, _: None) -> None:
         """Runs a step on rows of arrays."""
         batch = self._arrays[number].batch(numbers)
-        self._run(wanted, take_part(batch, self._running.rank, self._running.size, self._members.islands))
+        self._run(requested, take_part(batch, self._running.rank, self._running.size, self._members.islands))
 
     def serve_pipeline(self, number: int, pipeline: RowPipeline, _: None) -> None:
         """Receives a pipeline, of whose elements steps then get batches."""
@@ -259,14 +259,14 @@ class _Service:
             is_like = False
         self._answer(all(self._comm.allgather(is_like)))
 
-    def serve_elements(self, wanted: int, _: int, rows: Future[BatchPart]) -> None:
+    def serve_elements(self, requested: int, _: int, rows: Future[BatchPart]) -> None:
         """Runs a step on rows computed from elements; those of the next step are computed concurrently."""
         self._requests.prefetch()
-        self._run(wanted, rows.result())
+        self._run(requested, rows.result())
 
-    def serve_batch(self, wanted: int, own: list[Array | RaggedRows] | None) -> None:
+    def serve_batch(self, requested: int, own: list[Array | RaggedRows] | None) -> None:
         """Runs a step on a batch that worker 0 splits."""
-        self._run(wanted, self._scatter_parts(own))
+        self._run(requested, self._scatter_parts(own))
 
     def _scatter_parts(self, batch: list[Array | RaggedRows] | None) -> BatchPart:
         """This worker's share of a batch that worker 0 has: that of its replica, where the model is in stages."""

@@ -56,18 +56,18 @@ const field = document.getElementById("find");
 const shown = document.getElementById("shown");
 const headings = [...table.tHead.rows[0].cells];
 const bodies = [...table.tBodies];
-let wish = { sort: "", find: "", open: "" };
+let view = { sort: "", find: "", open: "" };
 
 function read() {
   const given = new URLSearchParams(location.hash.slice(1));
-  wish = { sort: given.get("sort") || "", find: given.get("find") || "", open: given.get("open") || "" };
-  field.value = wish.find;
+  view = { sort: given.get("sort") || "", find: given.get("find") || "", open: given.get("open") || "" };
+  field.value = view.find;
   show();
 }
 
 function write() {
   const given = new URLSearchParams();
-  for (const key in wish) if (wish[key]) given.set(key, wish[key]);
+  for (const key in view) if (view[key]) given.set(key, view[key]);
   history.replaceState(null, "", given.size ? "#" + given : location.href.split("#")[0]);
   show();
 }
@@ -89,18 +89,18 @@ function order(column, down) {
 }
 
 function show() {
-  const down = wish.sort.startsWith("-"), key = wish.sort.replace("-", "");
+  const down = view.sort.startsWith("-"), key = view.sort.replace("-", "");
   const column = headings.findIndex((heading) => heading.dataset.key === key);
   const sorted = column < 0 ? bodies : [...bodies].sort(order(column, down));
   table.append(...sorted);
   headings.forEach((heading, place) =>
     heading.setAttribute("aria-sort", place !== column ? "none" : down ? "descending" : "ascending"));
-  const words = wish.find.toLowerCase().split(" ").filter(Boolean);
+  const words = view.find.toLowerCase().split(" ").filter(Boolean);
   let count = 0;
   for (const body of bodies) {
     body.hidden = !words.every((word) => body.dataset.find.includes(word));
     count += !body.hidden;
-    const opened = body.dataset.name === wish.open;
+    const opened = body.dataset.name === view.open;
     body.rows[1].hidden = !opened;
     body.classList.toggle("opened", opened);
   }
@@ -110,14 +110,14 @@ function show() {
 headings.forEach((heading) => heading.addEventListener("click", () => {
   const key = heading.dataset.key, first = heading.dataset.kind === "number" ? "-" + key : key;
   const other = first === key ? "-" + key : key;
-  wish.sort = wish.sort === first ? other : wish.sort === other ? "" : first;
+  view.sort = view.sort === first ? other : view.sort === other ? "" : first;
   write();
 }));
 bodies.forEach((body) => body.querySelector("button.open").addEventListener("click", () => {
-  wish.open = body.dataset.name === wish.open ? "" : body.dataset.name;
+  view.open = body.dataset.name === view.open ? "" : body.dataset.name;
   write();
 }));
-field.addEventListener("input", () => { wish.find = field.value; write(); });
+field.addEventListener("input", () => { view.find = field.value; write(); });
 window.addEventListener("hashchange", read);
 read();
 """)

@@ -47,10 +47,7 @@ def profile_table(profile: ClusterProfile, held_out: Sequence[TimedPoint] = ()) 
             )
     lines += [
         "",
-        (
-            "Bandwidth is that of copies and waits, without the link. Held out: the error for sizes that were not "
-            "fitted."
-        ),
+        "Bandwidth: of copies and waits, without the link. Held out: the error for sizes that were not fitted.",
     ]
     if poor := [key for key, own in errors.items() if _typical(own) > LARGE_ERROR]:
         names = ", ".join(

@@ -299,7 +299,7 @@ class MeetingsBetweenSteps:
 
     Attributes:
         meetings: of this worker.
-        training: tells which runs are updates.
+        training: identifies the runs that are updates.
         is_hooked: whether the hook of checkpoints counts them, which saves after meetings.
         done: never.
     """

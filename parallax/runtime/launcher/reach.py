@@ -21,7 +21,7 @@ from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import Launcher, may_use_ssh
 
 NOTICE_S = 5.0
-"""The user is told which hosts are awaited after this time."""
+"""Seconds after which the user sees which hosts have not responded."""
 _POLL_S = 0.05
 _REACHED = "parallax-reached"
 

@@ -80,11 +80,11 @@ def measure_compute(
     _check_fits(inputs, held)
     times_s: list[float] = []
     on_one_s: list[float] = []
-    tells = False
+    has_reset = False
     op_seconds: dict[str, float] = {}
     try:
         with open_session(inputs, worker, batch(0), options) as session:
-            tells = reset_peak()
+            has_reset = reset_peak()
             for step in range(_UNTIMED + _TIMED):
                 times_s.append(time_step(session, step))
             peak = peak_bytes()
@@ -105,7 +105,7 @@ def measure_compute(
     return ComputeMeasurement(
         statistics.median(times_s[_UNTIMED:]),
         statistics.median(on_one_s) if on_one_s else None,
-        max(0, peak - held) if tells else None,
+        max(0, peak - held) if has_reset else None,
         op_seconds,
     )
 

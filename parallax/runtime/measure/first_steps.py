@@ -92,7 +92,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._step = 0
         self._fetched: list[list[int]] | None = None  # of the step in progress: by table, the indices of its lookups
         self._traced: list[StepStats] = []
-        self._tells_peak = False
+        self._has_reset_peak = False
         self._peak: int | None = None
         self.finished = False
         self.profile: ModelProfile | None = None
@@ -110,7 +110,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if step is None or step >= self._options.steps:
             return None
         if step == 0:
-            self._tells_peak = reset_peak()
+            self._has_reset_peak = reset_peak()
         self._step, self._fetched = step, self._lookups_of_run()
         tensors = [
             table.tensors[place].tensor
@@ -174,7 +174,7 @@ class FirstSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return seconds
 
     def _read_local_peak(self) -> int | None:
-        return max(0, peak_bytes() - self._resident_bytes) if self._tells_peak else None
+        return max(0, peak_bytes() - self._resident_bytes) if self._has_reset_peak else None
 
     def _merge_profiles(
         self, by_worker: Sequence[tuple[list[list[LookedUpIds]], list[float], int | None]]

@@ -43,7 +43,7 @@ class PartitionSearch:
         worker: this one's graph.
         training: identifies the runs that are steps.
         spec: of the plans' graph.
-        wished: variable name -> partitions that the user has set, which stay.
+        fixed_counts: variable name -> the number of partitions that the user has set.
         over: executes changes.
     """
 
@@ -53,7 +53,7 @@ class PartitionSearch:
         worker: WorkerContext,
         training: TrainingRuns,
         spec: GraphSpec,
-        wished: Mapping[str, int],
+        fixed_counts: Mapping[str, int],
         over: ChangeOver,
     ) -> None:
         self.done = False
@@ -61,7 +61,7 @@ class PartitionSearch:
         self._worker = worker
         self._training = training
         self._spec = spec
-        self._wished = wished
+        self._fixed_counts = fixed_counts
         self._over = over
         self._tables: tuple[str, ...] | None = None
         self._count = 0
@@ -90,7 +90,7 @@ class PartitionSearch:
     def _begin(self, plan: Plan) -> bool:
         """Starts the search; returns whether there is anything to search for."""
         if self._tables is None:
-            self._tables = searched_tables(self._spec, plan, self._wished)
+            self._tables = searched_tables(self._spec, plan, self._fixed_counts)
             if self._tables:
                 self._count = max(len(part) for name in self._tables for part in plan.variable(name).servers)
             elif self._members.rank == 0:

@@ -65,7 +65,7 @@ class Replan:
         self._worker = worker
         self._first = first
         self._analysed = analysed
-        self._wishes = constraints
+        self._constraints = constraints
         self._over = over
 
     def after_run(self, fetched: tuple[str, ...], seconds: float) -> None:
@@ -112,8 +112,8 @@ class Replan:
             cluster_profile_from_json(parcel.cluster, parcel.cluster_name), profile, parcel.cluster_name, "first steps"
         )
         layout = Layout(now.hosts, parcel.servers)  # no more servers can be started
-        best = make_feasible_plan(self._analysed, layout, self._wishes, measured)
-        return best, step_seconds(self._analysed.spec, now, layout, self._wishes, measured)
+        best = make_feasible_plan(self._analysed, layout, self._constraints, measured)
+        return best, step_seconds(self._analysed.spec, now, layout, self._constraints, measured)
 
     def _write(self, text: str) -> None:
         graph = "" if self._worker.plan is None else self._worker.plan.fingerprint[:_DIGITS]

@@ -27,7 +27,7 @@ CLAIM_TOLERANCE = 1e-3
 than a variable's change. A part that is missing, counted twice or another worker's is off by more than a tenth.
 """
 
-HOLDS, UNTOLD, FALSE = range(3)
+HOLDS, UNCLEAR, FALSE = range(3)
 _EXPECTED_FILE = "expected-{step}.npz"
 
 
@@ -90,7 +90,7 @@ class Trials:
 
     def text(self) -> str:
         """The table, the tensors left out, and the verdict, for the user."""
-        lines: list[tuple[str, ...]] = [("claim of a tensor", "hold", "not told", "false", "largest error", "of")]
+        lines: list[tuple[str, ...]] = [("claim of a tensor", "hold", "unclear", "false", "largest error", "of")]
         for row in self.rows:
             lines.append((row.said, *map(str, row.counts), f"{row.largest:.1e}", row.tensor))
         text = in_columns(lines)
@@ -100,12 +100,12 @@ class Trials:
         if self.waiting:
             count = pluralize(self.waiting, "tensor")
             text.append(f"Not checked: {count}, for lack of steps. Checking all takes --steps {self.steps_needed}.")
-        false, untold = (sum(row.counts[verdict] for row in self.rows) for verdict in (FALSE, UNTOLD))
+        false, unclear = (sum(row.counts[verdict] for row in self.rows) for verdict in (FALSE, UNCLEAR))
         checked = sum(sum(row.counts) for row in self.rows)
         if self.false:
             text.append(f"False claims: {false}; the first: {self.false}")
         else:
-            hidden = f", {untold} of them as far as rounding can tell" if untold else ""
+            hidden = f", {unclear} of them as far as rounding can tell" if unclear else ""
             text.append(
                 f"No claim of {checked} is false in {pluralize(self.steps, 'step')}{hidden}; {self.unclaimed} other "
                 "tensors have no claim"
@@ -210,14 +210,14 @@ def _compute_verdicts(
                     false = f"step {step + 1}, {false_one}{f' ({place})' if place else ''}"
                 one = verdicts.setdefault(tensor, _Verdict(checked.statement))
                 one.verdict = max(one.verdict, verdict)
-                one.largest = max(one.largest, checked.gap) if verdict != UNTOLD else one.largest
+                one.largest = max(one.largest, checked.gap) if verdict != UNCLEAR else one.largest
     return verdicts, false
 
 
 def _verdict(gap: float, tolerance: float, of_noise: float, size: int) -> int:
     if not gap <= max(tolerance, of_noise):
         return FALSE
-    return UNTOLD if gap > tolerance and of_noise > 1 / (2 * size) else HOLDS
+    return UNCLEAR if gap > tolerance and of_noise > 1 / (2 * size) else HOLDS
 
 
 def _rows(verdicts: dict[str, _Verdict]) -> list[Row]:

@@ -179,8 +179,8 @@ def _in_run(running: _Running, places: Mapping[str, Sequence[str]]) -> dict[str,
 def _line_of(error: BaseException) -> str:
     """The first line of an error that has content."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if not line.endswith("Graph execution error:")]
-    text = f"{type(error).__name__}: {(telling or lines or [''])[0]}"
+    informative = [line for line in lines if not line.endswith("Graph execution error:")]
+    text = f"{type(error).__name__}: {(informative or lines or [''])[0]}"
     return text if len(text) <= _FAILURE_WIDTH else f"{text[: _FAILURE_WIDTH - 3]}..."
 
 

@@ -52,7 +52,7 @@ def run(runs, names, times=1, seconds=1.0, pause=0.5, pending=0, plan=None):
 
 
 def test_the_median_step_stands_beside_the_predicted_one_without_the_first(view, said):
-    runs = RunLog(view, UPDATES, tells=True)
+    runs = RunLog(view, UPDATES, is_reporter=True)
     run(runs, ("train_op", "loss:0"), FIRST_STEPS, seconds=100.0)
     assert runs.times() is None
     for seconds in (1.0, 2.0, 9.0):
@@ -75,7 +75,7 @@ def test_a_prediction_says_what_it_is_of():
 
 
 def test_a_step_is_all_batches_of_an_update(view):
-    runs = RunLog(view, UPDATES, tells=True)
+    runs = RunLog(view, UPDATES, is_reporter=True)
     for _ in range(FIRST_STEPS + 2):
         for pending in (1, 2, 0):
             run(runs, ("train_op",), pending=pending)
@@ -83,7 +83,7 @@ def test_a_step_is_all_batches_of_an_update(view):
 
 
 def test_runs_of_hooks_within_a_step_are_its_own_time_and_not_the_scripts(view):
-    runs = RunLog(view, UPDATES, tells=True)
+    runs = RunLog(view, UPDATES, is_reporter=True)
     for number in range(FIRST_STEPS + 3):
         step = runs.begin(100.0 * number)
         for at_s in (1.0, 11.0):  # of 4 s, and one that fails
@@ -97,14 +97,14 @@ def test_runs_of_hooks_within_a_step_are_its_own_time_and_not_the_scripts(view):
 
 
 def test_steps_are_those_under_the_plan_in_force(view):
-    runs = RunLog(view, UPDATES, tells=True)
+    runs = RunLog(view, UPDATES, is_reporter=True)
     run(runs, ("train_op",), FIRST_STEPS + 4, plan=untimed())
     run(runs, ("train_op",), FIRST_STEPS + 2, seconds=3.0, plan=timed())
     assert runs.times() == StepTimes(2, 3.0, 0.5)
 
 
 def test_runs_of_which_none_trains_are_told_of_once_with_what_would(view, said):
-    runs = RunLog(view, UPDATES, tells=True)
+    runs = RunLog(view, UPDATES, is_reporter=True)
     run(runs, ("loss:0",), IDLE_RUNS - 1)
     assert said == []
     run(runs, ("loss:0",), 2 * IDLE_RUNS)
@@ -119,7 +119,7 @@ def test_runs_of_which_none_trains_are_told_of_once_with_what_would(view, said):
 
 
 def test_a_short_session_that_trained_nothing_is_told_of_at_its_end(view, said):
-    runs = RunLog(view, UPDATES, tells=True)
+    runs = RunLog(view, UPDATES, is_reporter=True)
     run(runs, ("loss:0",), 3)
     runs.finish()
     (level, text), *more = said
@@ -127,7 +127,7 @@ def test_a_short_session_that_trained_nothing_is_told_of_at_its_end(view, said):
 
 
 def test_a_second_loop_of_a_session_is_told_of_by_itself(view, said):
-    runs = RunLog(view, UPDATES, tells=True)
+    runs = RunLog(view, UPDATES, is_reporter=True)
     for seconds in (1.0, 2.0):
         run(runs, ("train_op",), FIRST_STEPS + 1, seconds=seconds)
         assert runs.step == FIRST_STEPS + 2
@@ -140,10 +140,10 @@ def test_a_second_loop_of_a_session_is_told_of_by_itself(view, said):
 
 
 def test_an_op_that_looks_like_a_training_op_and_updates_nothing_is_told_of_at_once(view, said):
-    runs = RunLog(view, UPDATES, tells=True)
+    runs = RunLog(view, UPDATES, is_reporter=True)
     run(runs, ("train/step", "loss:0"), 2)
     assert said == []  # `step` alone is no name of a training op
-    renamed = RunLog(view, set(), tells=True)
+    renamed = RunLog(view, set(), is_reporter=True)
     run(renamed, ("train_op",))
     ((_, text),) = said
     assert text.startswith("Fetching the op train_op updates no trained variable. No op of the graph writes a variable")
@@ -151,11 +151,11 @@ def test_an_op_that_looks_like_a_training_op_and_updates_nothing_is_told_of_at_o
 
 def test_a_session_that_trains_or_runs_nothing_warns_of_nothing(view, said):
     for names, times in ((("train_op",), 1), (("sgd/update/ApplyGradientDescent",), 1), (("loss:0",), 0)):
-        runs = RunLog(view, UPDATES, tells=True)
+        runs = RunLog(view, UPDATES, is_reporter=True)
         run(runs, names, times)
         run(runs, ("loss:0",), times * 2 * IDLE_RUNS)
         runs.finish()
-    quiet = RunLog(view, UPDATES, tells=False)
+    quiet = RunLog(view, UPDATES, is_reporter=False)
     run(quiet, ("loss:0",), 3)
     quiet.finish()
     assert said == []

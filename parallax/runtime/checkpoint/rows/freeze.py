@@ -174,7 +174,7 @@ class Image:
             return 0
         try:
             lines = Path(f"/proc/{self.process}/smaps_rollup").read_text().splitlines()
-        except OSError:  # the process has ended, which readers of the image detect; or the kernel does not tell
+        except OSError:  # the process has ended, which readers of the image detect; or the kernel gives no numbers
             return 0
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
 

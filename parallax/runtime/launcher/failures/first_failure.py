@@ -281,8 +281,8 @@ def _describe_status(status: int | None) -> str:
 def _first_line(what: str) -> str:
     """The first line with content; TensorFlow's errors begin with a heading."""
     lines = [line.strip() for line in what.splitlines() if line.strip()]
-    telling = [line for line in lines if not line.endswith("Graph execution error:")]
-    line = (telling or lines or ["without a word"])[0]
+    informative = [line for line in lines if not line.endswith("Graph execution error:")]
+    line = (informative or lines or ["without a message"])[0]
     return line if len(line) <= _OTHERS_WIDTH else f"{line[: _OTHERS_WIDTH - 3]}..."
 
 

@@ -192,7 +192,7 @@ class _Restarting:
         return bool(answering)
 
     def _next_job(self) -> RunningJob | None:
-        """Returns the restarted job; None when it cannot be restarted, and the user has been told why."""
+        """Returns the restarted job; None when it cannot be restarted, and the reason has been printed."""
         self._starts += 1
         self._host_probe.begin()
         answering = self._state.hosts

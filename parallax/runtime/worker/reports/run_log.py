@@ -64,14 +64,14 @@ class RunLog:
     Args:
         view: the user's graph.
         updates: the ops in it that train.
-        tells: whether this worker logs the results; one does, for all.
+        is_reporter: whether this worker logs the results; one does, for all.
         may_idle: whether a session that trains nothing is no mistake.
     """
 
-    def __init__(self, view: GraphView, updates: Set[str], tells: bool, may_idle: bool = False) -> None:
+    def __init__(self, view: GraphView, updates: Set[str], is_reporter: bool, may_idle: bool = False) -> None:
         self._view = view
         self._updates = updates
-        self._tells, self._may_idle = tells, may_idle
+        self._is_reporter, self._may_idle = is_reporter, may_idle
         self._trains: dict[tuple[str, ...], bool] = {}
         self._plan: Plan | None = None
         self._times: deque[tuple[float, float]] = deque(maxlen=_KEPT_STEPS)
@@ -130,7 +130,7 @@ class RunLog:
     def finish(self) -> None:
         """Logs the results, when a loop has succeeded; later runs count as a new loop."""
         times = self.times()
-        if self._tells and times is not None:
+        if self._is_reporter and times is not None:
             log.info(times_text(times, self._plan))
         if self._runs and not self._trained and not self._may_idle:
             self._warn(f"No run of this session ({pluralize(self._runs, 'run')}) updated a trained variable.")
@@ -167,7 +167,7 @@ class RunLog:
         return not self._updates.isdisjoint(self._view.ancestors({name.split(":")[0] for name in names}))
 
     def _warn(self, what: str) -> None:
-        if not self._tells or self._warned:
+        if not self._is_reporter or self._warned:
             return
         self._warned = True
         ops = sorted(find_ops_after(self._view, self._updates))
