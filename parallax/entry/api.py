@@ -204,7 +204,7 @@ def _show(call: Call) -> int:
     text = explain_variable(plan, requested.explain) if requested.explain else plan_table(plan, bool(requested.all))
     json, fits = plan.to_json() if requested.json else "", True
     if requested.memory:
-        from parallax.runtime.measure.plan_memory import planned_memory
+        from parallax.runtime.measure.memory import planned_memory
 
         memory = planned_memory(analysed, plan, cluster, call.config, call.sync, call.config.examples or 0)
         text, json = f"{text}\n{memory_table(memory)}", memory.to_json()

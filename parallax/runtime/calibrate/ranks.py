@@ -10,9 +10,12 @@ hosts all this is within the first island, and the rate between islands is that 
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -23,7 +26,6 @@ from parallax.plans.model_stages import WorkerGrid
 from parallax.runtime.calibrate.links import link_rates
 from parallax.runtime.calibrate.operations import Operations, operations_in_a_run
 from parallax.runtime.calibrate.points import ACROSS, Group, Point, first_worker_by_host, groups_of, points_of
-from parallax.runtime.calibrate.run_seconds import seconds_of_call, seconds_of_run
 from parallax.runtime.calibrate.sum_points import SumTeam, drop_slow, methods_of, sizes_of, sum_teams
 from parallax.runtime.calibrate.sum_runs import IN_A_RUN, SumRuns
 from parallax.runtime.supervisor.sealed_files import sealed_value
@@ -232,3 +234,31 @@ def _compute() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+_SAMPLE_S = 0.02  # a sample is at least so long
+_MOST_RUNS = 50
+_FIRST_RUNS = 2  # make connections and buffers
+
+
+def seconds_of_run(run: Callable[[], None], team: Comm, is_first: bool) -> float:
+    """Seconds of a run: the mean of some in a row, of the slowest member. What comes before them is not counted."""
+    from mpi4py import MPI
+
+    for _ in range(_FIRST_RUNS if is_first else 0):
+        run()
+    once_s = seconds_of_call(run)
+    times = team.bcast(min(math.ceil(_SAMPLE_S / once_s), _MOST_RUNS), 0)
+    team.Barrier()
+    began_s = time.perf_counter()
+    for _ in range(times):
+        run()
+    mine_s = (time.perf_counter() - began_s) / times
+    return float(team.allreduce(mine_s, MPI.MAX))
+
+
+def seconds_of_call(run: Callable[[], None]) -> float:
+    """Seconds of one call here."""
+    began_s = time.perf_counter()
+    run()
+    return time.perf_counter() - began_s

@@ -1,4 +1,4 @@
-"""Reads the memory of this process and of the machine, as Linux reports it."""
+"""Reads the memory of this process and of the machine, as Linux reports it, and predicts that of a plan."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from parallax.analysis.graph_to_plan import AnalysedGraph, memory_of
+from parallax.analysis.whatif.memory import FixedMemory, HostMemory
 from parallax.base.types import NodeDef
+from parallax.cluster.machines import Cluster
 from parallax.graph.view import VARIABLES
+from parallax.plans.memory import MACHINE, RESOURCE_FILE, MemoryPlan
+from parallax.plans.plan import Plan
+from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES
+from parallax.settings.config import Config
 
 _STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
 _RESET_PEAK = "5"  # proc(5): sets the peak to the current value
@@ -82,3 +89,26 @@ def _kilobytes(file: Path, name: str) -> int:
     if match is None:
         raise OSError(f"{file} must contain {name}, but does not.")
     return int(match[1]) * 1024
+
+
+def planned_memory(
+    analysed: AnalysedGraph, plan: Plan, cluster: Cluster, config: Config, synchronous: bool, examples: int
+) -> MemoryPlan:
+    """Predicts the memory of every process.
+
+    Args:
+        analysed: the graph.
+        plan: its plan.
+        cluster: the machines.
+        config: the configuration of the plan.
+        synchronous: whether every step uses the gradients of all workers.
+        examples: of a worker's batch, if the graph leaves it open; 0 if unknown.
+    """
+    hosts = [
+        HostMemory(host.address, host.memory_bytes or machine_bytes(), RESOURCE_FILE if host.memory_bytes else MACHINE)
+        for host in cluster.hosts
+    ]
+    chunk_bytes = 0 if config.ckpt_config.ckpt_dir is None else CHUNK_BYTES
+    launches_on = next((number for number, host in enumerate(cluster.hosts) if host.is_this_machine), None)
+    fixed = FixedMemory(base_bytes(), chunk_bytes, launcher_bytes(), launches_on)
+    return memory_of(analysed, plan, config, hosts, fixed, synchronous, examples)

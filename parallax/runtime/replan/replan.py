@@ -10,6 +10,7 @@ start.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from parallax.analysis.graph_to_plan import AnalysedGraph, make_feasible_plan
@@ -18,10 +19,10 @@ from parallax.base.errors import ParallaxError
 from parallax.cluster.plan_inputs import PlanInputs
 from parallax.cluster.profiles import ModelProfile, cluster_profile_from_json
 from parallax.plans.plan import Layout, Plan, PlanConstraints, plan_from_json
+from parallax.report.diff import places_text
 from parallax.report.show import show
-from parallax.report.text import bytes_text, pluralize
+from parallax.report.text import bytes_text, ms_text, pluralize
 from parallax.runtime.measure.first_steps import FirstSteps
-from parallax.runtime.replan.better import Comparison, verdict
 from parallax.runtime.replan.change_over import ChangeOver, PlanChangeResult
 from parallax.runtime.replan.options import ReplanOptions
 from parallax.runtime.worker.barrier import barrier
@@ -138,3 +139,47 @@ def change_text(changed: PlanChangeResult) -> str:
     if changed.redrawn:
         anew = f" {pluralize(len(changed.redrawn), 'random op')} draws from other seeds from here on."
     return f"The plan was changed in {changed.seconds:.2f} s, {moved}.{anew}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of comparing the current plan with the best one.
+
+    Attributes:
+        plan: the better one; None if the job stays with its plan.
+        text: the comparison, for readers; lines that end with a newline.
+    """
+
+    plan: Plan | None
+    text: str
+
+
+def verdict(now: Plan, now_s: float | None, best: Plan, margin: float, steps: int) -> Comparison:
+    """Compares two plans of one graph by their predicted steps, from the same profiles.
+
+    Args:
+        now: the current plan.
+        now_s: its predicted step in seconds; None if it cannot be predicted.
+        best: another.
+        margin: the share of `now_s` by which the other's step must be shorter.
+        steps: the number of steps in the profile.
+    """
+    best_s = best.prediction.step_s
+    since = f"After {pluralize(steps, 'step')}"
+    if now_s is None or best_s is None:
+        unknown = best.prediction.unknown or "the cluster profile lacks what the current plan needs"
+        return Comparison(None, f"{since} the plan stays: {unknown}.\n")
+    changed = places_text(now, best)
+    if not changed:
+        return Comparison(None, f"{since} the plan stays: it is still the best for the rows that they touched.\n")
+    gain = 1 - best_s / now_s if now_s > 0 else 0.0
+    compared = f"{ms_text(now_s)} a step are predicted for the current plan, {ms_text(best_s)} of another"
+    if gain < margin:
+        return Comparison(
+            None, f"{since} the plan stays: {compared}, {_percent(gain)} less, below {_percent(margin)}.\n"
+        )
+    return Comparison(best, f"{since}: {compared}, {_percent(gain)} less:\n{changed}")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -21,7 +21,7 @@ from parallax.cluster.plan_inputs import PlanInputs
 from parallax.graph.ownership import Ownership
 from parallax.graph.spec import GraphSpec
 from parallax.plans.plan import ROUTES, Layout, Plan, PlanConstraints
-from parallax.runtime.replan.better import verdict
+from parallax.runtime.replan.replan import verdict
 from tests.analysis.measured import MB, cluster, equal_hosts, host, model, table
 from tests.analysis.specs import dense, sparse, spec
 

@@ -24,8 +24,7 @@ from parallax.graph.view import VARIABLES, GraphView, node_of
 from parallax.report.text import list_first
 from parallax.runtime.worker.session.accumulation import AccumulatedGradients, Gather, MicroBatchRun
 from parallax.runtime.worker.session.fixed_batch import FixedBatch
-from parallax.runtime.worker.session.resolved_run import ResolvedRun
-from parallax.runtime.worker.session.stage_runs import of_stage
+from parallax.runtime.worker.session.resolved_run import ResolvedRun, of_stage
 from parallax.transform.building.all_to_all import is_collective
 from parallax.transform.building.reduce_and_broadcast import QUEUE_EXCHANGES
 from parallax.transform.passes.fused_all_reduces import unfuse_view
