@@ -5,21 +5,25 @@ environment has NO_COLOR. Text that has no newline yet is not lost: on a termina
 progress bar, a prompt). Elsewhere a progress bar is printed as a line at most every few seconds, and other text when
 its line ends.
 
-Escape sequences that set colours or move a terminal's cursor are removed (`TerminalFilter`).
+Escape sequences that set colours or move a terminal's cursor are removed (`TerminalFilter`). A reader that is gone, or
+a terminal that was closed, ends the job. A full disk does not; output that it rejects is lost, because nothing can
+buffer it.
 """
 
 from __future__ import annotations
 
 import codecs
+import errno
+import os
 import re
 import shutil
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from parallax.runtime.launcher.output.output_files import OutputFiles
-from parallax.runtime.launcher.output.sinks import Sink
 from parallax.runtime.supervisor.framework_log import is_hidden
 from parallax.settings.environment import FRAMEWORK_QUIET, wants_colours
 
@@ -252,3 +256,72 @@ class TerminalFilter:
         end = unfinished.start() if unfinished is not None and len(unfinished[0]) <= _HELD else len(text)
         self._held = text[end:]
         return self._pattern.sub("", text[:end])
+
+
+class Sink:
+    """A byte stream with handling of failed writes."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._trouble = ""
+        self._has_reported = False
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return self._is_terminal
+
+    def write(self, data: bytes) -> None:
+        """Writes bytes, or drops them.
+
+        Raises:
+            BrokenPipeError: the stream has no reader any more.
+        """
+        try:
+            self._stream.write(data)
+        except OSError as error:
+            self._discard_buffer(error)
+
+    def flush(self) -> None:
+        """Flushes the buffer.
+
+        Raises:
+            BrokenPipeError: the stream has no reader any more.
+        """
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._discard_buffer(error)
+
+    def new_trouble(self) -> str:
+        """Returns once why bytes were lost; empty when none were."""
+        if self._has_reported or not self._trouble:
+            return ""
+        self._has_reported = True
+        return self._trouble
+
+    def drop_unread(self) -> None:
+        """Redirects output buffered for a lost reader to /dev/null, so that Python's flush at exit keeps the status."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._to_nowhere()
+
+    def _discard_buffer(self, error: OSError) -> None:
+        """Drops the buffer, which Python would try to write again at the next call and at exit."""
+        if isinstance(error, BrokenPipeError):
+            raise error
+        if self._is_terminal and error.errno == errno.EIO:  # the terminal was closed
+            raise BrokenPipeError(errno.EPIPE, "the terminal is closed") from error
+        self._trouble = error.strerror or str(error)
+        duplicate = os.dup(self._stream.fileno())
+        try:
+            self._to_nowhere()
+        finally:
+            os.dup2(duplicate, self._stream.fileno())
+            os.close(duplicate)
+
+    def _to_nowhere(self) -> None:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+        self._stream.flush()
