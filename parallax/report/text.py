@@ -46,6 +46,14 @@ def list_first(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def first_line(text: str, width: int) -> str:
+    """The first line of an error with content, shortened; TensorFlow's errors begin with a heading."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    informative = [line for line in lines if not line.endswith("Graph execution error:")]
+    line = (informative or lines or [""])[0]
+    return line if len(line) <= width else f"{line[: width - 3]}..."
+
+
 def name_ranks(ranks: Sequence[int], noun: str = "rank") -> str:
     """Ascending ranks as text: `rank 3`, `ranks 0-3, 7`."""
     spans: list[list[int]] = []

@@ -27,6 +27,8 @@ from parallax.settings.config import Config
 from parallax.settings.parts import ProfileConfig
 from parallax.transform.pipeline import WorkerGraph
 
+v1 = tf.compat.v1
+
 
 def profile_hooks(config: Config, rank: int, worker: WorkerContext, training: TrainingRuns) -> list[ProfileHook]:
     """The hook that traces steps, if any are to be traced on this worker."""
@@ -47,9 +49,6 @@ def trace_hooks(
     hook = TraceHook(options, members, worker, training, worker_graph.synchronous)
     members.at_end.append(hook.finish)
     return [hook]
-
-
-v1 = tf.compat.v1
 
 
 class ProfileHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]

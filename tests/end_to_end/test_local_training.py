@@ -95,7 +95,7 @@ def test_a_run_says_at_the_first_step_that_nothing_is_distributed(start, write):
     done = start(*CLI, "run", "--workers", 2, write("alone.py", SESSION)).finish()
     assert done.status == 1 and "trained" in done.stdout, done
     first, last = words_of_parallax(done)
-    assert "alone.py:15: a run of a session that updates variables" in first and "nothing of it is distributed" in first
+    assert "alone.py:15: a run of a session that updates variables" in first and "nothing is distributed" in first
     assert "ended without calling parallax.parallel_run" in last, done
 
 

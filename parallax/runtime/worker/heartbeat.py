@@ -15,11 +15,12 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from parallax.base.errors import SessionError
+from parallax.report.text import first_line
 from parallax.runtime.supervisor.control import BEAT, send
 from parallax.runtime.supervisor.limits import LIMITS
 
 _FIRST_REPORT_S = 2.0  # well above a step, well below any stall timeout
-_FAILURE_WIDTH = 160
+_FAILURE_WIDTH = 140
 
 Places = Callable[[], Mapping[str, Sequence[str]]]
 """Returns for each fetch the places where workers synchronize for it (`Names.for_all`)."""
@@ -90,7 +91,8 @@ class Heartbeat:
             yield
         except BaseException as error:  # an exit leaves the run too: it is recorded, and raised again
             if self._running is not None and self._running is not before:  # others may be in its collectives
-                self._failures += (f"run {self._runs + 1}: {_line_of(error)}",)
+                line = first_line(str(error), _FAILURE_WIDTH)
+                self._failures += (f"run {self._runs + 1}: {type(error).__name__}: {line}",)
             raise
         else:
             if self._running is not None and self._running is not before:
@@ -174,14 +176,6 @@ def _in_run(running: _Running, places: Mapping[str, Sequence[str]]) -> dict[str,
         "failures": running.failures,
         "seconds": time.monotonic() - running.began_s,
     }
-
-
-def _line_of(error: BaseException) -> str:
-    """The first line of an error that has content."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    informative = [line for line in lines if not line.endswith("Graph execution error:")]
-    text = f"{type(error).__name__}: {(informative or lines or [''])[0]}"
-    return text if len(text) <= _FAILURE_WIDTH else f"{text[: _FAILURE_WIDTH - 3]}..."
 
 
 _of_this_process: ContextVar[Heartbeat | None] = ContextVar("watch", default=None)

@@ -23,8 +23,8 @@ from parallax.base.types import Fetches, Graph, Operation
 from parallax.settings.environment import Role
 
 _BARE_FIT = (
-    "Under `parallax run` a Keras model is trained by all workers, for which the script says `import parallax.keras`, "
-    "and it calls fit without. Add the import, or start the script with `python` to train it here alone."
+    "Under `parallax run` all workers train a Keras model if the script imports parallax.keras, but this script "
+    "calls fit without that import. Add it, or start the script with `python` to train in one process."
 )
 _STARTS_JOBS = (Role.LAUNCH, Role.VERIFY)
 _PACKAGE = f"{Path(__file__).resolve().parents[2]}/"
@@ -137,9 +137,9 @@ class _StepDetector:
             "before anything is trained"
         )
         if self._starts_jobs:
-            self._say(f"{here}: nothing of it is distributed. {remedy}.")
+            self._say(f"{here}, and nothing is distributed. {remedy}.")
             return
-        self._say(f"{here}, and `parallax {self._command}` trains nothing: the script was ended there. {remedy}.")
+        self._say(f"{here}, and `parallax {self._command}` trains nothing, so the script was ended there. {remedy}.")
         sys.exit(1)
 
 

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from parallax.report.text import name_ranks
+from parallax.report.text import first_line, name_ranks
 from parallax.runtime.launcher.failures.cause import BROKEN, HOST_LOST, KILLED, LOST, RAISED, EndCause
 from parallax.runtime.supervisor.frames import Control, Exit, Frame, Start
 
@@ -228,7 +228,8 @@ class FailureDetector:
         reporting = {rank, *self._find_same_error(rank)}
         by_what: dict[str, list[int]] = {}
         for other in sorted(self.reports.keys() - reporting):
-            by_what.setdefault(_first_line(self.reports[other].what), []).append(other)
+            what = first_line(self.reports[other].what, _OTHERS_WIDTH) or "without a message"
+            by_what.setdefault(what, []).append(other)
         lines = [f"{self._names(ranks)} failed too: {what}" for what, ranks in by_what.items()]
         if len(lines) > _OTHERS_LINES:
             left = [other for ranks in list(by_what.values())[_OTHERS_LINES:] for other in ranks]
@@ -276,14 +277,6 @@ def _describe_status(status: int | None) -> str:
     if status > 0:
         return f"failed with exit status {status}"
     return f"was killed by {signal_name(-status)}{_REASONS.get(-status, '')}"
-
-
-def _first_line(what: str) -> str:
-    """The first line with content; TensorFlow's errors begin with a heading."""
-    lines = [line.strip() for line in what.splitlines() if line.strip()]
-    informative = [line for line in lines if not line.endswith("Graph execution error:")]
-    line = (informative or lines or ["without a message"])[0]
-    return line if len(line) <= _OTHERS_WIDTH else f"{line[: _OTHERS_WIDTH - 3]}..."
 
 
 def _with_words(what: str, name: str, error: str, tail: Sequence[str]) -> str:
