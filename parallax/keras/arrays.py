@@ -41,7 +41,7 @@ def index_input(
 
 
 def index_validation(model: KerasModel, arguments: dict[str, Argument], spec: Nest) -> NumberedArrays | None:
-    """The same for the validation data of `fit`."""
+    """Replaces the validation data of `fit` by row numbers, as `index_input` does."""
     shared = _arrays(library_of(model).unpacked(arguments["validation_data"]), spec)
     if shared is None:
         return None

@@ -276,7 +276,7 @@ def _split_datasets(arguments: dict[str, Argument], begun: PeekedDatasets) -> di
 
 
 def split_input(arguments: dict[str, Argument], name: str, which: str, begun: PeekedDatasets) -> dict[str, RowPipeline]:
-    """The same for one argument, by its name and that of the step that reads it; not for a dataset that was begun."""
+    """Splits off the row functions of a dataset argument whose first batch has not been read; `which` is its step."""
     dataset = arguments.get(name)
     is_begun = any(one.dataset is dataset for one in begun)
     split = split_dataset(dataset, which) if isinstance(dataset, tf.data.Dataset) and not is_begun else None

@@ -119,7 +119,7 @@ def idle_share(stages: int, micro_batches: int) -> float:
 
 
 def count_activation_bytes(stage: StagePlan, runs: int) -> int:
-    """The most bytes of a stage's tensors with so many runs in flight: one computes, and the others are kept."""
+    """The most bytes of a stage's tensors with `runs` runs in flight: one computes, and the others are kept."""
     return stage.kept_bytes * (runs - 1) + stage.most_bytes
 
 

@@ -110,7 +110,7 @@ def _stage_texts(plan: Plan) -> list[str]:
 
 
 def activation_text(stage: StagePlan, runs: int) -> str:
-    """The activations of a stage with so many runs in flight: of those that wait for their gradients, and of one."""
+    """The activations of a stage with `runs` runs in flight: of those that wait for their gradients, and of one."""
     waiting = f"{runs - 1} x {bytes_text(stage.kept_bytes)} + " if runs > 1 else ""
     return waiting + bytes_text(stage.most_bytes)
 

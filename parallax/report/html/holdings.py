@@ -27,7 +27,7 @@ class Holding:
 
 
 def list_holdings(plan: Plan, most: int) -> tuple[tuple[Holding, ...], ...]:
-    """For each host the variables that it stores, by name; of the first hosts, at most so many."""
+    """For each host the variables that it stores, by name; for the first `most` hosts only."""
     holdings_by_host: list[list[Holding]] = [[] for _ in plan.hosts[:most]]
     hosts = plan.layout.host_by_rank
     stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.variables}

@@ -46,7 +46,7 @@ _BALANCE_WORDS = (
 
 
 def simulation_page(simulation: Simulation) -> str:
-    """The same as one self-contained HTML page."""
+    """The predictions as one self-contained HTML page."""
     sizes = simulation.sizes
     title = f"Simulation of {', '.join(str(size.hosts) for size in sizes)} hosts"
     used = " and ".join(f"{p.kind} profile {p.name or p.fingerprint[:12]}" for p in simulation.profiles)

@@ -63,7 +63,7 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str = FAINT, more: 
 
 
 def shorten(words: str, letters: int) -> str:
-    """Shortens text to at most so many letters by omitting its middle."""
+    """Shortens text to at most `letters` letters by omitting its middle."""
     if len(words) <= letters:
         return words
     kept_letters = max(2, letters - 1)

@@ -44,7 +44,7 @@ class SumRuns:
         self._direct = DirectRuns(tf.compat.v1.Session(graph=graph, config=_options()))
 
     def runner(self, method: str, message_bytes: int) -> Callable[[], None]:
-        """Returns a function that reduces messages of so many bytes, IN_A_RUN of them."""
+        """Returns a function that reduces IN_A_RUN messages of `message_bytes` bytes, one after the other."""
         op, placeholder = self._ops[method]
         feed = {placeholder: np.zeros(max(message_bytes // _ELEMENT_BYTES, 1), np.float32)}
 

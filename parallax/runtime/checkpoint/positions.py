@@ -72,7 +72,7 @@ class StoredPositions:
         return int(self.of(_JOB)[0][1])
 
     def of(self, name: str) -> Any:
-        """The values `[workers, 4]` of one thing; None if the checkpoint does not have it."""
+        """The values `[workers, 4]` of one stream or iterator; None if the checkpoint does not have it."""
         return self.values.get(_digest(name))
 
     def is_in_shares(self, size: int) -> bool:

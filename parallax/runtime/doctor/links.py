@@ -50,7 +50,7 @@ def _pair_rates(comm: Comm) -> list[list[float]]:
 
 
 def find_opponent(place: int, turn: int, rounds: int) -> int:
-    """Whom a place meets in a turn of a round-robin tournament of `rounds` + 1 places."""
+    """The opponent of a place in a round of a round-robin tournament of `rounds` + 1 places."""
     if place == rounds:
         return turn * (rounds + 1) // 2 % rounds
     peer = (turn - place) % rounds

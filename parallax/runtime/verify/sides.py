@@ -226,7 +226,7 @@ def _save_runs(folder: Path, runs: tuple[Values, Values], noise: dict[str, float
 
 
 def ranks_by_island(plan: Plan) -> list[range]:
-    """The ranks in the script of the workers of each island; all are one where there are none."""
+    """The ranks in the script of the workers of each island; of all workers where there are no islands."""
     size = plan.num_replicas
     return [range(island * size, (island + 1) * size) for island in range(plan.num_islands)]
 

@@ -128,7 +128,7 @@ def _send(
 
 
 def empty(stored: CheckpointEntry, count: int) -> Array:
-    """An uninitialized array for so many rows of a variable."""
+    """An uninitialized array for `count` rows of a variable."""
     return np.empty((count, *(stored.shape or ())[1:]), tf.as_dtype(stored.dtype).as_numpy_dtype)
 
 

@@ -154,7 +154,7 @@ class Session(PlainSession):
         micro_batch: MicroBatchRun | None = None,
         later: list[tuple[Request, ResolvedRun, Sequence[Value]]] | None = None,
     ) -> Nest:
-        """As `run`; what it gives is added to `later`, if that is given, and is not brought from other stages."""
+        """Like `run`; with `later`, appends the local results to it, and gathers none of other stages."""
         worker = self._worker
         self._check_open()
         request = worker.read(fetches, feed_dict, per_replica)
