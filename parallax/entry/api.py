@@ -189,7 +189,7 @@ def _worker(call: Call) -> tuple[Session, int, int, int] | int:
         run_worker(graph, session, size, rank, requested, current_process_group())
         return 0
     if requested.verify_first is not None:
-        from parallax.runtime.verify.first import VerifiedSteps
+        from parallax.runtime.verify.verified_steps import VerifiedSteps
 
         session.verify(
             partial(VerifiedSteps, requested.verify_first, members=current_process_group(), requested=requested)
@@ -276,8 +276,8 @@ def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
     """Starts the workers and waits for the job's end."""
     from parallax.runtime.verify.claim_records import check_claims
     from parallax.runtime.verify.command import check_feeds, compare_runs, prepare
-    from parallax.runtime.verify.first import check_comparable
     from parallax.runtime.verify.sides import ranks_by_island, save_graph
+    from parallax.runtime.verify.verified_steps import check_comparable
 
     graph, config, requested, verifying = call.graph, call.config, call.requested, call.requested.role == Role.VERIFY
     analysed, cluster, plan = planned

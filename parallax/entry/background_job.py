@@ -27,7 +27,7 @@ from parallax.runtime.launcher.restarts.restart_loop import RestartOptions, laun
 from parallax.runtime.launcher.restarts.spare import BufferedStream, RunningJob
 from parallax.runtime.make_job import job_with, message_of, message_without_plan, of_workers
 from parallax.runtime.planned_job import check_restarts, standby
-from parallax.runtime.verify.first import check_comparable
+from parallax.runtime.verify.verified_steps import check_comparable
 from parallax.runtime.worker.job_message import JobMessage
 from parallax.settings.config import Config
 from parallax.settings.environment import Settings

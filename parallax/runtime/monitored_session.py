@@ -30,7 +30,7 @@ from parallax.base.types import (
 )
 from parallax.runtime.checkpoint.checkpoints import Checkpoints, checkpoints
 from parallax.runtime.checkpoint.format.stored_tensors import variable_op
-from parallax.runtime.checkpoint.hook import CallingHook, CheckpointHook
+from parallax.runtime.checkpoint.hook import AsynchronousCheckpointHook, CheckpointHook
 from parallax.runtime.checkpoint.positions import build_positions
 from parallax.runtime.checkpoint.step_runs import StepRuns
 from parallax.runtime.checkpoint.values import VariableValues, values_of
@@ -104,7 +104,10 @@ def monitored_session(
         if asked.ckpt_dir is not None:
             saved = checkpoints(graph, places, asked, members.workers, touched, kept, entries)
             members.at_end.append(saved.finish)
-            hooks.insert(-1, (CheckpointHook if is_equal else CallingHook)(saved, worker, not has_values, meetings))
+            hooks.insert(
+                -1,
+                (CheckpointHook if is_equal else AsynchronousCheckpointHook)(saved, worker, not has_values, meetings),
+            )
         if worker.plan is not None and worker.plan.staleness is not None:
             hooks.insert(0, _bound_staleness(worker.plan.staleness, config, members, worker, hooks))
         if asked.memory_steps is not None:
@@ -167,7 +170,9 @@ def _bound_staleness(
     members.at_end.insert(0, clocks.end)  # what follows there waits for all workers
     analysed = worker.analysed
     training = TrainingRuns(worker, training_updates(analysed.captured, analysed.sources))
-    return BoundedStaleness(clocks, worker, training, [hook.join for hook in hooks if isinstance(hook, CallingHook)])
+    return BoundedStaleness(
+        clocks, worker, training, [hook.join for hook in hooks if isinstance(hook, AsynchronousCheckpointHook)]
+    )
 
 
 def _scaffold(

@@ -84,7 +84,7 @@ def shortest_step(
     """
     from parallax.analysis.timing.schedule import bound_period_seconds, bound_step_seconds
     from parallax.graph.view import GraphView
-    from parallax.runtime.trace.dependencies import DEVICE, LINK, TimeOn, dependencies_of
+    from parallax.runtime.trace.dependencies import DEVICE, LINK, ResourceTime, dependencies_of
     from parallax.runtime.worker.session.overlapping import is_exchange
 
     view = GraphView(graph_def)
@@ -93,10 +93,10 @@ def shortest_step(
     bytes_by_exchange = _exchanged_bytes(view, exchanges, feeds)
     if bytes_by_exchange is None:
         return None
-    taken = {node: TimeOn(sent / rate_bytes_per_s, LINK) for node, sent in bytes_by_exchange.items()}
+    taken = {node: ResourceTime(sent / rate_bytes_per_s, LINK) for node, sent in bytes_by_exchange.items()}
     for node in sorted(runs):
         if view.op(node) == LAYER:
-            taken[node] = TimeOn(float(view.nodes[node].attr["seconds"].f), DEVICE)
+            taken[node] = ResourceTime(float(view.nodes[node].attr["seconds"].f), DEVICE)
     step = dependencies_of(view, runs).step(taken)
     overlapping_s = bound_period_seconds(step)
     return Shortest(max(bound_step_seconds(step), overlapping_s), overlapping_s)

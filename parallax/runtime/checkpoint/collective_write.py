@@ -24,7 +24,7 @@ from parallax.runtime.checkpoint.format.folder_owner import FolderInUse
 from parallax.runtime.checkpoint.format.links import Header
 from parallax.runtime.checkpoint.format.writer import Writer
 from parallax.runtime.checkpoint.rows.contents import Content, Contents
-from parallax.runtime.checkpoint.rows.freeze import Loss
+from parallax.runtime.checkpoint.rows.freeze import ImageFailure
 from parallax.runtime.worker.barrier import barrier
 
 
@@ -65,7 +65,7 @@ def write_contents(
     session: Session,
     writer: Writer,
     after_chunk: Callable[[], None] = lambda: None,
-    loss: Loss | None = None,
+    loss: ImageFailure | None = None,
 ) -> CheckpointResult:
     """Writes a checkpoint; every worker must call it, and returns when it is done.
 

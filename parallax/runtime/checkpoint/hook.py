@@ -39,7 +39,7 @@ from parallax.runtime.worker.barrier import barrier
 from parallax.runtime.worker.polling import has_message
 from parallax.runtime.worker.preemption import Preemption
 from parallax.runtime.worker.session.run_context import WorkerContext
-from parallax.runtime.worker.session.session_parts import IslandTurns
+from parallax.runtime.worker.session.session_parts import MeetingSchedule
 
 v1 = tf.compat.v1
 _CALL_POLL_S = 0.02
@@ -61,7 +61,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     checkpoints: Checkpoints
     worker: WorkerContext
     begins_with_values: bool = True
-    meetings: IslandTurns | None = None
+    meetings: MeetingSchedule | None = None
     is_patient: ClassVar[bool] = False
     _saved_step: int = -1
     _is_missing: bool = False  # the initial state could not be written
@@ -252,7 +252,7 @@ class CheckpointHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 @dataclass(eq=False)
-class CallingHook(CheckpointHook):
+class AsynchronousCheckpointHook(CheckpointHook):
     """Writes checkpoints while workers train asynchronously: worker 0 calls, and the others join after their runs."""
 
     is_patient: ClassVar[bool] = True  # however long another worker's run takes

@@ -18,7 +18,6 @@ from parallax.cluster.plan_inputs import PlanInputs, read_measured
 from parallax.report.show import show, write_file
 from parallax.report.text import align, pluralize
 from parallax.runtime.doctor import probe
-from parallax.runtime.doctor.ask import query_hosts
 from parallax.runtime.doctor.findings import (
     CHECKS,
     MPI,
@@ -30,6 +29,7 @@ from parallax.runtime.doctor.findings import (
     Links,
     findings,
 )
+from parallax.runtime.doctor.host_queries import query_hosts
 from parallax.runtime.doctor.island_proposal import proposal_text
 from parallax.runtime.launcher.job import Job, cluster_named
 from parallax.runtime.launcher.launch import launch

@@ -31,7 +31,7 @@ _REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Largest:
+class ValueDifference:
     """The largest difference between a worker's value and worker 0's.
 
     Attributes:
@@ -49,7 +49,7 @@ class Largest:
     scale: float
 
 
-def largest_difference(comm: Comm, pieces: Iterator[Array]) -> Largest | None:
+def largest_difference(comm: Comm, pieces: Iterator[Array]) -> ValueDifference | None:
     """Returns the largest difference from worker 0's value; None if there is none. Every worker must call it.
 
     Two numbers are the same when they are equal or both NaN: which of two zeros or two NaN results from a sum depends
@@ -59,19 +59,19 @@ def largest_difference(comm: Comm, pieces: Iterator[Array]) -> Largest | None:
         comm: communicator of the workers.
         pieces: the value, in pieces by row.
     """
-    largest: Largest | None = None
+    largest: ValueDifference | None = None
     scale, first_row = 0.0, 0
     for piece in pieces:
         theirs = _of_worker_0(comm, piece)
         if theirs is None:
-            return Largest(float("inf"), (), f"shape {list(piece.shape)}", "another shape", 0.0)
+            return ValueDifference(float("inf"), (), f"shape {list(piece.shape)}", "another shape", 0.0)
         one = _largest(piece, theirs)
         scale = max(scale, _magnitude(theirs))
         if one is not None and (largest is None or one.size > largest.size):
             place = (one.place[0] + first_row, *one.place[1:]) if one.place else ()
-            largest = Largest(one.size, place, one.mine, one.first, 0.0)
+            largest = ValueDifference(one.size, place, one.mine, one.first, 0.0)
         first_row += piece.shape[0] if piece.ndim else 0
-    return None if largest is None else Largest(largest.size, largest.place, largest.mine, largest.first, scale)
+    return None if largest is None else ValueDifference(largest.size, largest.place, largest.mine, largest.first, scale)
 
 
 def is_rounded_type(dtype: str) -> bool:
@@ -79,7 +79,7 @@ def is_rounded_type(dtype: str) -> bool:
     return dtype in _FRACTION_BITS
 
 
-def is_rounding(largest: Largest, dtype: str, steps: int) -> bool:
+def is_rounding(largest: ValueDifference, dtype: str, steps: int) -> bool:
     """Whether different rounding of the same updates on different processors explains a difference after some steps."""
     bits = _FRACTION_BITS.get(dtype)
     return bits is not None and largest.size <= ROUNDINGS * 2.0**-bits * largest.scale * max(1, steps) ** 0.5
@@ -89,7 +89,7 @@ def difference_text(
     one: WatchedVariable,
     when: str,
     values: Sequence[Hashable],
-    largest: Sequence[Largest | None],
+    largest: Sequence[ValueDifference | None],
     wrote: Sequence[tuple[str, str]],
     unequal: str,
     others: Sequence[str],
@@ -181,7 +181,7 @@ def _groups(values: Sequence[Hashable]) -> str:
     return ", ".join(texts)
 
 
-def _size(largest: Sequence[Largest | None]) -> str:
+def _size(largest: Sequence[ValueDifference | None]) -> str:
     known = [(one.size, -rank) for rank, one in enumerate(largest) if one is not None]
     if not known:
         return ""
@@ -207,7 +207,7 @@ def _of_worker_0(comm: Comm, value: Array) -> Value | None:
     return buffer
 
 
-def _largest(mine: Array, first: Array) -> Largest | None:
+def _largest(mine: Array, first: Array) -> ValueDifference | None:
     if mine.dtype == object or mine.dtype == bool:
         unlike = np.asarray(mine != first)
         size = np.where(unlike, np.inf, 0.0)
@@ -222,7 +222,7 @@ def _largest(mine: Array, first: Array) -> Largest | None:
         return None
     masked = np.where(unlike, size, -1.0)
     place = np.unravel_index(int(np.argmax(masked)), masked.shape) if masked.ndim else ()
-    return Largest(float(masked[place]), tuple(int(i) for i in place), f"{mine[place]}", f"{first[place]}", 0.0)
+    return ValueDifference(float(masked[place]), tuple(int(i) for i in place), f"{mine[place]}", f"{first[place]}", 0.0)
 
 
 def _magnitude(value: Array) -> float:

@@ -34,7 +34,7 @@ from parallax.graph.view import VARIABLES, GraphView
 from parallax.report.logger import log
 from parallax.report.text import pluralize
 from parallax.runtime.guard.difference import (
-    Largest,
+    ValueDifference,
     difference_text,
     is_rounded_type,
     is_rounding,
@@ -291,7 +291,7 @@ class Guard:
             if unequal and (at_end or not one.trains):
                 continue  # the loop has caused it, and no step reads the variable
             values = [state.digests[i] for state in states]
-            largest: list[Largest | None] = []
+            largest: list[ValueDifference | None] = []
             if not at_end and None not in values:
                 largest = self._comm.allgather(largest_difference(self._comm, self._pieces(one)))
             if self._is_the_same(one, largest, at_end):
@@ -301,7 +301,7 @@ class Guard:
             when = when_text(self.step, self._equal, at_end)
             raise GuardError(difference_text(one, when, values, largest, wrote, unequal, others))
 
-    def _is_the_same(self, one: WatchedVariable, largest: Sequence[Largest | None], at_end: bool) -> bool:
+    def _is_the_same(self, one: WatchedVariable, largest: Sequence[ValueDifference | None], at_end: bool) -> bool:
         """Whether values whose bits differ are equal, or differ by rounding of different processors."""
         if not largest:
             return at_end and is_rounded_type(one.dtype) and not self._rounds_alike

@@ -22,7 +22,7 @@ from parallax.graph.ownership import Ownership
 from parallax.runtime.checkpoint.format.stored_tensors import CHUNK_BYTES, CheckpointEntry, chunks
 from parallax.runtime.checkpoint.positions import NAMES, WORKERS, StoredPositions
 from parallax.runtime.checkpoint.rows.variable_rows import StoredVariable
-from parallax.runtime.memory_checkpoints.choice import ChosenSet, choose_set, newest_generation
+from parallax.runtime.memory_checkpoints.choose_set import ChosenSet, choose_set, newest_generation
 from parallax.runtime.memory_checkpoints.part_files import COMMON, PartView, lone
 from parallax.runtime.memory_checkpoints.store import part_folder, parts_in
 from parallax.runtime.worker.barrier import barrier

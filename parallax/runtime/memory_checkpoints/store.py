@@ -23,7 +23,7 @@ from typing import Any
 from parallax.base.errors import CheckpointError
 from parallax.base.types import Array, Buffer, Comm, MpiRequest
 from parallax.report.logger import log
-from parallax.runtime.memory_checkpoints.choice import PartFound
+from parallax.runtime.memory_checkpoints.choose_set import PartFound
 from parallax.runtime.memory_checkpoints.exchange import PIECE_BYTES, Ring, cut, exchange
 from parallax.runtime.memory_checkpoints.part_files import (
     COMMON,

@@ -35,7 +35,7 @@ from pathlib import Path
 
 from parallax.runtime.supervisor.control import CONTROL_FD, PREEMPTION_FD
 from parallax.runtime.supervisor.frames import Exit, Frame, Start, Text
-from parallax.runtime.supervisor.host_checks import NoRoom, check_room, listening_variables
+from parallax.runtime.supervisor.host_checks import NoSpace, check_room, listening_variables
 from parallax.runtime.supervisor.limits import LIMITS, PREEMPTION, WORD, Limits
 from parallax.runtime.supervisor.pipes import IDLE_S, READ_BYTES, Channel, ControlChannel, Outbox, TextChannel
 from parallax.runtime.supervisor.preload import CannotListen, check_library, forget_preloaded, preload_variables
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
         check_room(os.environ)
         variables = _variables(options, rank, secret, supervisor.put)
         left = supervisor.run(program, variables, options.get("--start") == FORK)
-    except (CannotListen, NoRoom) as error:
+    except (CannotListen, NoSpace) as error:
         supervisor.put(Text(rank, "stderr", f"{error}\n"), Exit(rank, CANNOT_START))
         left = Leave(CANNOT_START, False)
     supervisor.flush()

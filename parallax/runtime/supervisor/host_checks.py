@@ -21,7 +21,7 @@ SEGMENT_BYTES, _MARGIN = 4 << 20, 1.05
 _SHARED_MEMORY = "/dev/shm"
 
 
-class NoRoom(OSError):
+class NoSpace(OSError):
     """A disk or the shared memory of the host is full."""
 
 
@@ -48,7 +48,7 @@ def _check(folder: str, needed_bytes: int, remedy: str) -> None:
     status = os.statvfs(folder)
     free_bytes = status.f_bavail * status.f_frsize
     if status.f_blocks and free_bytes < needed_bytes:
-        raise NoRoom(
+        raise NoSpace(
             f"Open MPI needs {needed_bytes >> 20} MiB in {folder} on {socket.gethostname()}, but only "
             f"{free_bytes / (1 << 20):.1f} MiB are free. {remedy}"
         )

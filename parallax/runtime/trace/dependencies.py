@@ -23,7 +23,7 @@ DEVICE, LINK, HOST = "device", "link", "host"
 """Resources: the processor, the network between hosts, and communication within the host."""
 
 
-class TimeOn(NamedTuple):
+class ResourceTime(NamedTuple):
     """The time of an activity, on its resource."""
 
     seconds: float
@@ -46,13 +46,13 @@ class Dependencies:
     within: Mapping[str, str]
     can_overlap: bool
 
-    def step(self, time_by_activity: Mapping[str, TimeOn]) -> StepActivities:
+    def step(self, time_by_activity: Mapping[str, ResourceTime]) -> StepActivities:
         """The activities of a step.
 
         Args:
             time_by_activity: by activity; all others take no time.
         """
-        nothing = TimeOn(0.0, None)
+        nothing = ResourceTime(0.0, None)
         activities = [
             Activity(name, *time_by_activity.get(name, nothing), needed) for name, needed in self.needs.items()
         ]

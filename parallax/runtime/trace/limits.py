@@ -16,7 +16,15 @@ from parallax.analysis.timing.intervals import Interval, shares
 from parallax.analysis.timing.list_schedule import hidden_frac, schedule_one_step, schedule_overlapping_steps
 from parallax.analysis.timing.schedule import bound_period_seconds, bound_step_seconds
 from parallax.graph.view import GraphView
-from parallax.runtime.trace.dependencies import DEVICE, HOST, LINK, Dependencies, NodeOwners, TimeOn, dependencies_of
+from parallax.runtime.trace.dependencies import (
+    DEVICE,
+    HOST,
+    LINK,
+    Dependencies,
+    NodeOwners,
+    ResourceTime,
+    dependencies_of,
+)
 from parallax.runtime.trace.ops import WAITING, Op, Step
 from parallax.runtime.trace.waits import Wait
 from parallax.transform.building.all_to_all import is_collective
@@ -141,10 +149,10 @@ class _TimedOps:
         is_whole = activity == owner and as_planned(owner) == op.name
         return f"{op.name}: within" if is_collective(op.type) and not is_whole else activity
 
-    def count_times(self) -> dict[str, TimeOn]:
+    def count_times(self) -> dict[str, ResourceTime]:
         """The time of each activity, in microseconds; activities of zero length are left out."""
         return {
-            name: TimeOn(time_us, resource)
+            name: ResourceTime(time_us, resource)
             for resource, intervals in self._of_resource.items()
             for name, time_us in shares(intervals).items()
         }

@@ -23,6 +23,7 @@ from parallax.runtime.supervisor.sealed_files import read_file_value, write_valu
 from parallax.runtime.verify.claim_records import PLAN_FILE, save_claims, walk_of
 from parallax.runtime.verify.draws import draws_of, hidden_text, save_draws
 from parallax.runtime.verify.island_processes import MET, UNMET
+from parallax.runtime.verify.one_process import OneProcess, check_fits, concatenate_batches
 from parallax.runtime.verify.sides import (
     AFTER_FILE,
     AVERAGED_FILE,
@@ -35,7 +36,6 @@ from parallax.runtime.verify.sides import (
     moment_folder,
     tolerance_of,
 )
-from parallax.runtime.verify.single import OneProcess, check_fits, concatenate_batches
 from parallax.runtime.verify.table import join_islands, status, table_text, verdict_text
 from parallax.runtime.verify.trials import Trials
 from parallax.runtime.verify.verdicts import OTHERS, OWN, ArrayPair, ArrayVerdict, judge, measure

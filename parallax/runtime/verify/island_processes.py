@@ -14,7 +14,7 @@ from parallax.plans.island_plan import IslandPlan
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.islands.averaged_variables import AveragedVariables, wire_type
 from parallax.runtime.islands.centre import Centre, Packing, averaging
-from parallax.runtime.verify.single import STARTS, OneProcess, Values, noise_of
+from parallax.runtime.verify.one_process import STARTS, OneProcess, Values, noise_of
 
 UNMET, MET = "unmet", "met"
 """The moments that are compared: before the first meeting, where each island has only its own errors; after the last.

@@ -31,7 +31,7 @@ from parallax.runtime.verify.claim_records import KEPT_FILE, PLAN_FILE, START_FI
 from parallax.runtime.verify.claims import Claims
 from parallax.runtime.verify.draws import concatenate_draws, read_draws
 from parallax.runtime.verify.island_processes import MET, UNMET, IslandProcesses
-from parallax.runtime.verify.single import OneProcess, Values, concatenate_batches, variables_of
+from parallax.runtime.verify.one_process import OneProcess, Values, concatenate_batches, variables_of
 from parallax.runtime.verify.trials import CLAIM_TOLERANCE, Margins, evaluate_claims
 from parallax.runtime.verify.verdicts import HALF_MARGIN, MARGIN
 from parallax.runtime.worker.ranks import ProcessGroup

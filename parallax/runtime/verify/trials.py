@@ -19,7 +19,7 @@ from parallax.report.text import in_columns, list_first, pluralize
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
 from parallax.runtime.verify.claim_records import KEPT_FILE, RESULT_FILE, START_FILE, ClaimGroups, save
 from parallax.runtime.verify.claims import Claims, false_claim
-from parallax.runtime.verify.single import STARTS, OneProcess
+from parallax.runtime.verify.one_process import STARTS, OneProcess
 from parallax.runtime.worker.session.one_graph import place_of
 
 CLAIM_TOLERANCE = 1e-3

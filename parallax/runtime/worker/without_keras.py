@@ -22,7 +22,7 @@ _OF_HOROVOD = "horovod.tensorflow.sync_batch_norm"
 @contextmanager
 def leaving_out_keras() -> Iterator[None]:
     """Context in which Keras cannot be imported; afterwards it can."""
-    finder = _FinderOfKeras()
+    finder = _KerasFinder()
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -30,7 +30,7 @@ def leaving_out_keras() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-class _FinderOfKeras(MetaPathFinder):
+class _KerasFinder(MetaPathFinder):
     """A finder that locates Keras, whose location TensorFlow requests, but loads nothing of it."""
 
     def find_spec(
@@ -41,11 +41,11 @@ class _FinderOfKeras(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path)
         if spec is not None:
-            spec.loader = _LoaderOfNothing()
+            spec.loader = _EmptyLoader()
         return spec
 
 
-class _LoaderOfNothing(Loader):
+class _EmptyLoader(Loader):
     """A loader that loads Horovod's module of a layer without that layer, and refuses to load Keras."""
 
     def create_module(self, spec: ModuleSpec) -> None:

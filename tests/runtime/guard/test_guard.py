@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from parallax.graph.view import GraphView
 from parallax.runtime.guard.difference import (
-    Largest,
+    ValueDifference,
     difference_text,
     is_rounding,
     largest_difference,
@@ -132,7 +132,7 @@ class _Two:
         array[:] = self.allgather(array.copy())[0]
 
 
-def differences(*values: Any) -> list[Largest | None]:
+def differences(*values: Any) -> list[ValueDifference | None]:
     """What two workers find who hold these values, each in pieces by row."""
     comm, found = _Two(), [None, None]
 
@@ -152,28 +152,28 @@ def test_the_largest_difference_is_found_in_pieces_of_any_type() -> None:
     rows = np.zeros([2, 3], np.float32)
     changed = rows.copy()
     changed[1, 2] = -0.5
-    assert differences([rows, rows], [rows, changed]) == [None, Largest(0.5, (3, 2), "-0.5", "0.0", 0.0)]
-    assert differences([np.int64(3)], [np.int64(7)])[1] == Largest(4.0, (), "7", "3", 3.0)
-    assert differences([[True, False]], [[True, True]])[1] == Largest(np.inf, (1,), "True", "False", 0.0)
+    assert differences([rows, rows], [rows, changed]) == [None, ValueDifference(0.5, (3, 2), "-0.5", "0.0", 0.0)]
+    assert differences([np.int64(3)], [np.int64(7)])[1] == ValueDifference(4.0, (), "7", "3", 3.0)
+    assert differences([[True, False]], [[True, True]])[1] == ValueDifference(np.inf, (1,), "True", "False", 0.0)
     half = np.asarray([1.0, 2.0], tf.bfloat16.as_numpy_dtype)
-    assert differences([half], [half + half])[1] == Largest(2.0, (1,), "4.0", "2.0", 2.0)
+    assert differences([half], [half + half])[1] == ValueDifference(2.0, (1,), "4.0", "2.0", 2.0)
     words = [np.asarray([b"a"], object), np.asarray([b"b"], object)]
-    assert differences([words[0]], [words[1]])[1] == Largest(np.inf, (0,), "b'b'", "b'a'", 0.0)
+    assert differences([words[0]], [words[1]])[1] == ValueDifference(np.inf, (0,), "b'b'", "b'a'", 0.0)
     assert differences([rows], [rows[:1]])[1] is not None
 
 
 def test_two_zeros_are_equal_and_so_are_two_that_are_no_numbers() -> None:
     none = np.asarray([0x7FC00000, 0xFFC00001], np.uint32).view(np.float32)
     assert differences([np.stack([0.0, none[0]])], [np.stack([-0.0, none[1]])]) == [None, None]
-    assert differences([none[:1]], [np.ones([1], np.float32)])[1] == Largest(np.inf, (0,), "1.0", "nan", 0.0)
+    assert differences([none[:1]], [np.ones([1], np.float32)])[1] == ValueDifference(np.inf, (0,), "1.0", "nan", 0.0)
 
 
 def test_other_processors_may_round_otherwise_but_not_count_otherwise() -> None:
-    ulp = Largest(2.0**-22, (0,), "", "", 1.0)
+    ulp = ValueDifference(2.0**-22, (0,), "", "", 1.0)
     assert is_rounding(ulp, "float32", 1)
     assert not is_rounding(ulp, "float64", 1)
     assert not is_rounding(ulp, "int32", 1)
-    assert not is_rounding(Largest(1e-3, (0,), "", "", 1.0), "float32", 4)
+    assert not is_rounding(ValueDifference(1e-3, (0,), "", "", 1.0), "float32", 4)
 
 
 def test_what_is_written_by_row_is_fingerprinted_in_pieces() -> None:
@@ -220,7 +220,7 @@ def test_the_first_run_that_differs_is_named() -> None:
 
 def test_the_message_says_who_has_which_value_and_who_ran_what() -> None:
     one = WatchedVariable("w", "float32", (2,), True, ("set_w",), by_row=False)
-    largest = [None, Largest(0.5, (1,), "1.5", "1.0", 2.0), None]
+    largest = [None, ValueDifference(0.5, (1,), "1.5", "1.0", 2.0), None]
     unequal = unequal_runs_text([{"set_w": 3}, {"set_w": 2}, {"set_w": 3}])
     text = difference_text(one, when_text(4, 2, False), [7, 8, 7], largest, [("Assign", "set_w")], unequal, ["m", "v"])
     assert text.startswith(

@@ -15,10 +15,10 @@ from parallax.runtime.launcher.restarts.restart_loop import RestartOptions, laun
 from parallax.runtime.launcher.restarts.restart_policy import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
-    Again,
     FailedJob,
     GiveUp,
     RestartState,
+    StartAgain,
     after_failure,
     choose_hosts,
     describe_hosts,
@@ -47,15 +47,15 @@ def after(*jobs, state=None, **how):
 
 def test_the_user_is_told_the_count_the_reason_and_the_step():
     _, decision = after(failed())
-    assert decision == Again(0.0, "Restart 1 of 3: rank 1 was killed by SIGKILL. Continues from step 8.")
+    assert decision == StartAgain(0.0, "Restart 1 of 3: rank 1 was killed by SIGKILL. Continues from step 8.")
     _, decision = after(failed(), failed(progress=LOADED))
-    assert decision == Again(2.0, "Restart 2 of 3 in 2 s: rank 1 was killed by SIGKILL. Continues from step 8.")
+    assert decision == StartAgain(2.0, "Restart 2 of 3 in 2 s: rank 1 was killed by SIGKILL. Continues from step 8.")
 
 
 @pytest.mark.parametrize("kind", [cause.KILLED, cause.LOST, cause.HOST_LOST, cause.SILENT, cause.STALLED, cause.BROKEN])
 @pytest.mark.parametrize("progress", [STARTED, RAN, SAVED])
 def test_what_came_from_outside_is_worth_a_restart_from_the_first_process_on(kind, progress):
-    assert isinstance(after(failed(kind, progress))[1], Again)
+    assert isinstance(after(failed(kind, progress))[1], StartAgain)
 
 
 @pytest.mark.parametrize("kind", [cause.STOPPED, cause.WELL])
@@ -70,27 +70,27 @@ def test_a_job_of_which_nothing_has_started_is_not_started_again(kind):
 
 
 def test_a_later_job_that_does_not_start_is_tried_again():
-    assert isinstance(after(failed(), failed(cause.BROKEN, Progress()))[1], Again)
+    assert isinstance(after(failed(), failed(cause.BROKEN, Progress()))[1], StartAgain)
 
 
 def test_an_exception_before_the_first_step_would_come_again():
     assert isinstance(after(FailedJob(BOOM, "boom", STARTED))[1], GiveUp)
-    assert isinstance(after(FailedJob(BOOM, "boom", RAN))[1], Again)
+    assert isinstance(after(FailedJob(BOOM, "boom", RAN))[1], StartAgain)
 
 
 def test_the_same_exception_twice_without_a_checkpoint_between_ends_it():
     first, second = FailedJob(BOOM, "boom", SAVED), FailedJob(replace(BOOM, ranks=(1,)), "boom", LOADED)
     text = "The job is not started again: it failed in the same way twice after the checkpoint of step 8."
     assert after(first, second)[1] == GiveUp(text)
-    assert isinstance(after(first, replace(second, progress=SAVED))[1], Again)
+    assert isinstance(after(first, replace(second, progress=SAVED))[1], StartAgain)
     other = replace(second, cause=replace(BOOM, what="ValueError: other"))
-    assert isinstance(after(first, other)[1], Again)
-    assert isinstance(after(first, failed(progress=LOADED), second)[1], Again)  # not twice in a row
+    assert isinstance(after(first, other)[1], StartAgain)
+    assert isinstance(after(first, failed(progress=LOADED), second)[1], StartAgain)  # not twice in a row
 
 
 def test_there_are_no_more_restarts_than_were_asked_for():
     state, decision = after(failed(), failed(), most=2)
-    assert isinstance(decision, Again) and state.restarts == 2
+    assert isinstance(decision, StartAgain) and state.restarts == 2
     assert after(failed(), state=state)[1] == GiveUp("The job is not started again: max_restarts is 2.")
 
 

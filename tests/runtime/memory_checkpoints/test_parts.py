@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parallax.base.errors import CheckpointError
-from parallax.runtime.memory_checkpoints.choice import PartFound, choose_set
+from parallax.runtime.memory_checkpoints.choose_set import PartFound, choose_set
 from parallax.runtime.memory_checkpoints.exchange import Ring, cut, ring
 from parallax.runtime.memory_checkpoints.part_files import (
     COMMON,

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from parallax.graph.view import GraphView
 from parallax.runtime.trace.clocks import SAME_CLOCK
-from parallax.runtime.trace.dependencies import DEVICE, LINK, TimeOn, dependencies_of
+from parallax.runtime.trace.dependencies import DEVICE, LINK, ResourceTime, dependencies_of
 from parallax.runtime.trace.limits import step_limits
 from parallax.runtime.trace.ops import Op, Step
 from parallax.runtime.trace.rows import rank_trace
@@ -186,7 +186,9 @@ def test_reference_variables_let_no_steps_overlap():
 
 def test_nodes_whose_time_is_not_known_are_looked_through():
     found = dependencies_of(two_layers(), ["forward_1", "backward_1", "update_1"])
-    step = found.step({"forward_1": TimeOn(1, DEVICE), "backward_1": TimeOn(2, LINK), "update_1": TimeOn(3, DEVICE)})
+    step = found.step(
+        {"forward_1": ResourceTime(1, DEVICE), "backward_1": ResourceTime(2, LINK), "update_1": ResourceTime(3, DEVICE)}
+    )
     assert step.names.index("forward_1") < step.names.index("forward_2") < step.names.index("reduce_1")
     assert "reduce_2" not in step.names and "one" not in step.names
 

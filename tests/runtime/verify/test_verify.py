@@ -9,11 +9,11 @@ from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
 from parallax.base.errors import ConfigError, GraphError, ParallaxError
 from parallax.plans.plan import PlanConstraints, one_host
-from parallax.runtime.verify.first import check_comparable
 from parallax.runtime.verify.island_processes import MET, UNMET
-from parallax.runtime.verify.single import OneProcess, check_fits, concatenate_batches
+from parallax.runtime.verify.one_process import OneProcess, check_fits, concatenate_batches
 from parallax.runtime.verify.table import FOLDED_FROM, join_islands, status, table_text, verdict_text
 from parallax.runtime.verify.verdicts import MARGIN, OTHERS, VARIABLES, Verdict, judge, measure
+from parallax.runtime.verify.verified_steps import check_comparable
 from parallax.runtime.worker.session.feeds import read_feeds, train_op
 from tests.mutations import for_all, mutated_bytes
 

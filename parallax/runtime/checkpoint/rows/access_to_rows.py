@@ -8,7 +8,7 @@ from parallax.base.types import Comm, Tensor
 from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.checkpoint.rows.row_ops import row_ops, variable_of, whole_access
 from parallax.runtime.checkpoint.rows.row_places import Places
-from parallax.runtime.checkpoint.rows.stage_rows import RowsHere, RowsOfCentre, RowsOfStage
+from parallax.runtime.checkpoint.rows.stage_rows import RowsOfCentre, RowsOfStage, WorkerRows
 from parallax.runtime.checkpoint.rows.variable_rows import (
     ReplicatedRows,
     ReplicatedValue,
@@ -73,7 +73,7 @@ def build_access(stored: tuple[CheckpointEntry, ...], places: Places, comm: Comm
 
 def _access_stage_rows(
     stored: CheckpointEntry, places: Places, low: Tensor, high: Tensor, local_rows: Tensor, team: Comm
-) -> RowsHere:
+) -> WorkerRows:
     """This worker's part of a variable of its stage, whose workers are a team."""
     if not stored.has_rows:
         return _copied_value(stored, places.here(stored.op), team)

@@ -54,7 +54,7 @@ class CannotFreeze(CheckpointError):
 
 
 @dataclass
-class Loss:
+class ImageFailure:
     """Why an image can no longer be read by this worker; empty while it can.
 
     Attributes:
@@ -96,7 +96,7 @@ class FrozenRows:
     image: str
     number: int
     ops: ImageOps
-    loss: Loss
+    loss: ImageFailure
 
     def read(self, session: Session, low: int, high: int) -> Value:
         """Reads local rows `[high - low, ...]`; these and earlier ones cannot be read again."""
@@ -166,7 +166,7 @@ class Image:
     name: str
     ops: tuple[ImageOps, ...]
     process: int | None
-    loss: Loss = field(default_factory=Loss)
+    loss: ImageFailure = field(default_factory=ImageFailure)
 
     def copied_bytes(self) -> int:
         """Memory of this worker's part that the worker has written since, which therefore exists twice."""
@@ -239,7 +239,7 @@ class Freezer:
             raise CannotFreeze(str(error.message).strip().splitlines()[0]) from error
         copies = iter(found)
         values = [None if value is None else next(copies) for value in self.values]
-        frozen_variables, loss = [], Loss()
+        frozen_variables, loss = [], ImageFailure()
         for one, places, value in zip(self.variables, self.rows, values, strict=True):
             rows = tuple(FrozenRows(one.stored, name, number, self.ops[process], loss) for process, number in places)
             frozen_variables.append(_freeze_variable(one, rows, value, comm))

@@ -12,7 +12,7 @@ from parallax.runtime.checkpoint.format.stored_tensors import CheckpointEntry
 from parallax.runtime.worker.barrier import barrier
 
 
-class RowsHere(Protocol):
+class WorkerRows(Protocol):
     """This worker's part of a variable: all of it, or a share."""
 
     def read_stage_rows(self, session: Session, first: int, count: int) -> ArrayOnWorker0:
@@ -36,7 +36,7 @@ class RowsOfStage:
     """
 
     stored: CheckpointEntry
-    local_rows: RowsHere | None
+    local_rows: WorkerRows | None
     reader: int
     comm: Comm
     is_shared: bool = False
@@ -76,7 +76,7 @@ class RowsOfCentre:
     """
 
     stored: CheckpointEntry
-    local_rows: RowsHere | None
+    local_rows: WorkerRows | None
     values: Array | None
     comm: Comm
 

@@ -55,7 +55,7 @@ class FailedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class StartAgain:
     """The job is restarted after `wait_s`."""
 
     wait_s: float
@@ -105,7 +105,7 @@ class RestartState:
     excluded: frozenset[str] = frozenset()
 
 
-def after_failure(state: RestartState, job: FailedJob) -> tuple[RestartState, Again | GiveUp]:
+def after_failure(state: RestartState, job: FailedJob) -> tuple[RestartState, StartAgain | GiveUp]:
     """Returns the state after a job's end, and the decision."""
     progress, has_saved = job.progress, job.progress.has_saved
     failures = {} if has_saved else dict(state.failures)
@@ -128,7 +128,7 @@ def after_failure(state: RestartState, job: FailedJob) -> tuple[RestartState, Ag
     wait_s = 0.0 if after.quick == 1 else min(FIRST_WAIT_S * 2 ** (after.quick - 2), LONGEST_WAIT_S)
     when = f" in {wait_s:.0f} s" if wait_s else ""
     text = f"Restart {after.restarts} of {state.most}{when}: {job.reason}. {_describe_start(after)}"
-    return after, Again(wait_s, text)
+    return after, StartAgain(wait_s, text)
 
 
 def after_yield(state: RestartState, progress: Progress) -> RestartState:

@@ -87,7 +87,7 @@ class PlanChange(Protocol):
         """Switches to a plan, and returns a message about it."""
 
 
-class IslandTurns(Protocol):
+class MeetingSchedule(Protocol):
     """The meetings of islands (islands/meetings.py); every worker must make the same calls."""
 
     def count_update(self) -> bool:

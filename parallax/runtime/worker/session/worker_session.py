@@ -33,7 +33,7 @@ from parallax.runtime.worker.session.resolved_run import ResolvedRun
 from parallax.runtime.worker.session.run_context import DefaultSession, PlainSession, Run, WorkerContext
 from parallax.runtime.worker.session.session_parts import (
     BetweenStepsHook,
-    IslandTurns,
+    MeetingSchedule,
     PlanChange,
     RunGuard,
     SavedSteps,
@@ -71,7 +71,7 @@ class Session(PlainSession):
         guard: RunGuard | None = None,
         values: ValueAccess | None = None,
         plan_change: PlanChange | None = None,
-        meetings: IslandTurns | None = None,
+        meetings: MeetingSchedule | None = None,
     ) -> None:
         super().__init__(worker)
         self._monitored = monitored

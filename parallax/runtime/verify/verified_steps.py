@@ -21,8 +21,8 @@ from parallax.base.types import Value
 from parallax.plans.plan import Plan
 from parallax.report.show import show
 from parallax.report.text import list_first
+from parallax.runtime.verify.one_process import OneProcess, Values, concatenate_batches, variables_of
 from parallax.runtime.verify.sides import digest, margin_of, rounding_of, tolerance_of
-from parallax.runtime.verify.single import OneProcess, Values, concatenate_batches, variables_of
 from parallax.runtime.verify.table import is_wrong, table_text, verdict_text
 from parallax.runtime.verify.verdicts import OTHERS, OWN, ArrayVerdict, judge, measure
 from parallax.runtime.worker.barrier import barrier

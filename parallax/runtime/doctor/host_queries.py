@@ -90,7 +90,7 @@ def _query_host(cluster: Cluster, host: Host, python: str, question: JsonObject,
         return Answer(host.address, facts, offset=best_offset(pings))
     except TimeoutError:
         return Answer(host.address, None, f"did not respond within {limit_s:g} s{talk.read_last_line()}")
-    except _TooMuch:
+    except _OutputTooLong:
         return Answer(
             host.address, None, f"sends {bytes_text(MOST_BYTES)} and more, but no answer{talk.read_last_line()}"
         )
@@ -104,7 +104,7 @@ def _query_host(cluster: Cluster, host: Host, python: str, question: JsonObject,
         _end(process)
 
 
-class _TooMuch(Exception):
+class _OutputTooLong(Exception):
     """A host sends output without end."""
 
 
@@ -162,7 +162,7 @@ class _Conversation:
                 self._wait()
             while True:
                 self.answer()
-        except (TimeoutError, EOFError, _TooMuch):
+        except (TimeoutError, EOFError, _OutputTooLong):
             return
 
     def read_last_line(self) -> str:
@@ -199,7 +199,7 @@ class _Conversation:
         read = os.read(fd, _READ_BYTES)
         self._received_bytes += len(read)
         if self._received_bytes > MOST_BYTES:
-            raise _TooMuch
+            raise _OutputTooLong
         return read
 
 

@@ -16,10 +16,10 @@ import pytest
 from parallax.base.errors import LaunchError
 from parallax.base.strict import shown
 from parallax.cluster.machines import Cluster, Host, Ssh, local_cluster
-from parallax.runtime.doctor import ask, probe
-from parallax.runtime.doctor.ask import query_hosts
+from parallax.runtime.doctor import host_queries, probe
 from parallax.runtime.doctor.command import LIBRARIES, doctor, questions, table_text
 from parallax.runtime.doctor.findings import Answer, Expectations, HostFacts, facts_from, findings
+from parallax.runtime.doctor.host_queries import query_hosts
 from parallax.runtime.launcher import reach
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.mpirun import this_launcher
@@ -231,7 +231,7 @@ def test_nobody_is_waited_for_when_the_job_shall_not_start(agent):
 
 
 def test_doctor_says_whose_answer_it_waits_for_and_names_who_gives_none(tmp_path, agent, monkeypatch, capsys):
-    monkeypatch.setattr(ask, "NOTICE_S", 1.0)
+    monkeypatch.setattr(host_queries, "NOTICE_S", 1.0)
     (tmp_path / "hosts.yaml").write_text(f"hosts: [silent1, silent2]\nssh: {{agent: {agent.agent}}}\n")
     assert doctor(str(tmp_path / "hosts.yaml"), None, None, None, None, 3.0) == 1
     out, err = capsys.readouterr()
