@@ -223,9 +223,8 @@ def capture(
         opened: OpenedGraph | str = _HIDDEN
         if not by_layouts and not hidden:
             defined = find_defined_gradient(graph, calls)
-            contexts = read_contexts(graph)
             opened = _DEFINED.format(defined) if defined else ""
-            opened = opened or open_fixed_batch(view, records, initial, contexts, measured_in(graph))
+            opened = opened or open_fixed_batch(view, records, initial, read_contexts(graph), measured_in(graph))
         if view is not before and not isinstance(opened, OpenedGraph):
             return capture(graph, digest, by_row, requested, lowers_all=lowers_all, states_lengths=False)
         if isinstance(opened, OpenedGraph):
