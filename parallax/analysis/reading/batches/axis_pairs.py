@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from math import prod
 from operator import mul
 
@@ -151,9 +151,7 @@ class AxisPairs:
     def _match_reshape(self, node: str) -> Iterator[tuple[Parts, Parts, Dims]]:
         """(axes of a Reshape's input, those of its result, the lengths of the more of them), of one or of several."""
         tensors = self._view.inputs(node)[0], f"{node}:0"
-        before, after = (self._view.shape(tensor) or () for tensor in tensors)
-        if None in (*before, *after) or 0 in before:
-            return
+        before, after = (list(takewhile(bool, self._view.shape(tensor) or ())) for tensor in tensors)
         ends = [list(accumulate((n or 1 for n in dims), mul)) for dims in (before, after)]
         starts = [0, 0]
         for size in sorted(set(ends[0]) & set(ends[1])):

@@ -1,9 +1,8 @@
 """Finds the constants of a graph for a fixed batch that lie along the batch, and resizes them to its length.
 
 A tensor whose rows follow from their numbers (zeros, a fill, a range, an identity matrix) lies along the batch if an op
-combines it with a tensor whose batch axis is open, axis by axis (axis_groups.py). A multiple of the batch length counts
-if exactly one open axis had it. An element in the shape of a Reshape is the batch's if equally many elements lie before
-it.
+combines it with a tensor whose batch axis is open, axis by axis (axis_groups.py). An element in the shape of a Reshape
+is the batch's if equally many elements lie before it.
 """
 
 from __future__ import annotations
@@ -157,8 +156,6 @@ class BatchConstants:
             self._open_cut(inferred, opened, node)
         elif node.op == "SplitV":
             self._open_sizes(inferred, opened, node)
-        elif node.op in (*DIVIDES, *MULTIPLIES):
-            self._computed.open_product(opened, node)
         elif node.op in LISTS:
             self.open_list(opened, node)
         elif node.op == "LogicalAnd":

@@ -64,11 +64,6 @@ class IntegerClassifier:
         body_classifier.is_batch = lambda tensor, axis: self.is_batch(f"{function}/{tensor}", axis)
         return body_classifier
 
-    def find_factor(self, n: int) -> int:
-        """The ratio of a length that must be a multiple of the batch length, and not that itself, to it; else 0."""
-        is_certain = n != self._length and n in self.lengths.of_batch and not self._is_other(n)
-        return n // self._length if is_certain and n % self._length == 0 else 0
-
     def find_factor_of_axis(self, tensor: str, axis: int, n: int) -> int:
         """The ratio of an axis's length to the batch length, where the axis must be the batch's; else 0."""
         return n // self._length if self._is_axis_of_batch(tensor, axis, n) else 0
@@ -79,7 +74,7 @@ class IntegerClassifier:
         A script halves a mean of squares. A number of entries of pairs has the square of the length.
         """
         is_size = n in self.lengths.sizes and n % self._length == 0 and n % self._length**2 and not self._is_other(n)
-        return n // self._length if is_size or self.is_length_or_twice(n) else self.find_factor(n)
+        return n // self._length if is_size or self.is_length_or_twice(n) else 0
 
     def is_length_or_twice(self, number: float) -> bool:
         """Whether a number is the batch length, or twice that."""
@@ -102,8 +97,6 @@ class IntegerClassifier:
         if n <= 0 or n % self._length:
             return False
         is_batch = self.is_batch(tensor, axis)
-        if is_batch is None and self.find_factor(n):
-            return True
         return is_batch if is_batch is not None or self.may_be_length(n) else False
 
     def open_shape(self, tensor: str, shape: Shape) -> Shape | None:

@@ -1,9 +1,8 @@
 """Opens the batch length in shapes of which the graph computes other lengths, as of `[batch, longest]`.
 
 Such a shape is packed from numbers, or concatenated from vectors; that of a Reshape may be a constant with a -1. A
-number in it is the batch's if a Reshape of the batch has equally many elements before it, if the result is combined
-with the batch along that axis, or if no variable has an axis of its length. The last also holds for a factor of a
-computed number of elements (`batch * longest`).
+number in it is the batch's if a Reshape of the batch has equally many elements before it, also as a factor of a
+computed number of elements (`batch * longest`), or if the result's axis is (axis_groups.py).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from parallax.analysis.reading.batches.open_lengths import (
     find_selected_entries,
     find_stated_lengths,
 )
-from parallax.base.types import GraphDef, NodeDef
+from parallax.base.types import GraphDef
 from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import GraphView, node_of
 
@@ -69,6 +68,9 @@ class ComputedShapes:
         before = (self._view.shape(tensor) or ())[:axis]
         aligned = [place for place in range(len(entries)) if axis is not None and _is_as_many(entries[:place], before)]
         places = [place for place in aligned if self._is_multiple(entries[place])]
+        for place in aligned:
+            if entries[place].number is None and entries[place].node == node_of(shape):
+                self._open_product(opened, entries[place])
         if any(entries[place].number == -1 or self._is_open(inferred, entries[place]) for place in aligned):
             self._keep(entries)  # its known lengths are widths
             self._flattened.update({node} if aligned[0] == 0 else ())
@@ -97,15 +99,15 @@ class ComputedShapes:
         if len(entries) > axis and entries[axis].number == self._length and takers == {node}:
             self._open(opened, [entries[axis]])
 
-    def open_product(self, opened: GraphDef, node: NodeDef) -> None:
-        """Opens the factor that must be the batch length in a product with a number that the graph computes."""
-        numbers = [self._view.constant(tensor) for tensor in self._view.inputs(node.name)]
-        is_number = self._view.shape(f"{node.name}:0") == () and sum(number is None for number in numbers) == 1
-        for slot, number in enumerate(numbers) if is_number else ():
-            is_integer = number is not None and number.dtype.kind == "i"
-            entry = _Entry(node.name, slot, 0, int(number) if is_integer and number is not None else None)
-            if entry.number and self._numbers.find_factor(entry.number):
-                self._open(opened, [entry])
+    def _open_product(self, opened: GraphDef, entry: _Entry) -> None:
+        """Opens the batch length in a product with a number that the graph computes (`batch * longest`)."""
+        node = node_of(self._view.inputs(entry.node)[entry.slot])
+        tensors = (
+            self._view.inputs(node) if self._view.op(node) == "Mul" and self._view.shape(f"{node}:0") == () else []
+        )
+        for slot, number in enumerate(map(self._view.constant, tensors)):
+            if number is not None and number == self._length:
+                self._open(opened, [_Entry(node, slot, 0, self._length)])
 
     def _open_certain(self, opened: GraphDef, node: str, entries: Sequence[_Entry]) -> None:
         lengths = find_stated_lengths(self._view, node, [entry.number or 0 for entry in entries])
