@@ -48,7 +48,7 @@ def of_two_steps(x: Any, ids: Any, w: Any, emb: Any) -> Any:
 
 
 def within_a_function(x: Any, ids: Any, w: Any, emb: Any) -> Any:
-    """The rows of constants: nothing but their number is the batch's."""
+    """The rows of constants: nothing but their number is the batch's, which may be so by chance."""
     rows = tf.shape(x)[0] if x.shape[0] is None else int(x.shape[0])
     first, places = tf.unique(tf.fill([rows], 1))
     slope_of = tf.function(lambda h: tf.gradients(tf.reduce_sum(tf.tanh(h * w[0])), h)[0])
@@ -79,4 +79,5 @@ def test_a_loss_made_of_gradients_is_that_of_the_global_batch(loss: Any) -> None
 @pytest.mark.parametrize("loss", [outside_of_a_function, of_two_steps, within_a_function])
 def test_inner_gradients_of_a_fixed_batch_are_derived_first(loss: Any) -> None:
     found = trained(loss, is_open=False)
-    assert (found.kind, found.message, found.notes) == ("equal", "", ())
+    has_note = any("may be the batch size" in note for note in found.notes)
+    assert (found.kind, found.message, has_note) == ("equal", "", loss is within_a_function)

@@ -182,8 +182,11 @@ def test_workers_iterate_over_their_own_examples_in_functional_loops(case: str) 
 @pytest.mark.parametrize("control_flow_v2", [True, False])
 @pytest.mark.parametrize("case", ["pairs", "rows by their index", "statistics of a map"])
 def test_loops_of_fixed_batches_are_opened(case: str, control_flow_v2: bool) -> None:
+    """But not over a literal number of indices, which may equal the batch size by chance."""
     found = outcome_of(APART[case], control_flow_v2=control_flow_v2, is_open=False)
-    assert (found.kind, found.message, found.notes, found.gathers) == ("equal", "", (), ())
+    has_note = any("may be the batch size" in note for note in found.notes)
+    assert (found.kind, found.message, has_note) == ("equal", "", case == "rows by their index")
+    assert not found.gathers
 
 
 @pytest.mark.parametrize("case", ["pairs", "a fold", "arrays", "rows by their index"])

@@ -24,7 +24,7 @@ from parallax.settings.environment import Role
 
 _BARE_FIT = (
     "Under `parallax run` all workers train a Keras model if the script imports parallax.keras, but this script "
-    "calls fit without that import. Add it, or start the script with `python` to train in one process."
+    "calls fit without that. Add `import parallax.keras`, or start the script with `python` to train in one process."
 )
 _STARTS_JOBS = (Role.LAUNCH, Role.VERIFY)
 _PACKAGE = f"{Path(__file__).resolve().parents[2]}/"

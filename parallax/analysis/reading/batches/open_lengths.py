@@ -32,6 +32,7 @@ SHAPE_SLOT = {
     "BroadcastTo": 1,
     "Tile": 1,
     "ScatterNd": 2,
+    "SparseToDense": 1,
 }
 """For ops that create tensors, the input that is the shape, or the number of repetitions."""
 LISTS = {
