@@ -51,6 +51,7 @@ TIERS = {
     "tests/equality/": "job",
     "tests/runtime/guard/": "job",
     "tests/runtime/islands/": "graph",
+    "tests/runtime/replan/test_better.py": "graph",
     "tests/runtime/sums/": "job",
     "tests/book/": "job",
     "tests/keras/test_fit_jobs.py": "job",
