@@ -99,7 +99,21 @@ def by_weights(n: int, x: Any, y: Any, ids: Any) -> Any:
     return tf.reduce_sum(tf.square(x @ weight(6, "a") - 1.0) * np.full([n, 1], 1 / n))
 
 
-GATHERED = [by_identity, by_numbers, by_views, by_margins, by_masked_negatives, by_logistic_pairs, by_centered_kernels]
+def by_ranks(n: int, x: Any, y: Any, ids: Any) -> Any:
+    """A discounted gain, whose discounts are those of float positions."""
+    return -tf.reduce_mean(tf.sort((x @ weight(6, "a"))[:, 0]) / tf.math.log(2.0 + tf.range(n, dtype=F)))
+
+
+GATHERED = [
+    by_ranks,
+    by_identity,
+    by_numbers,
+    by_views,
+    by_margins,
+    by_masked_negatives,
+    by_logistic_pairs,
+    by_centered_kernels,
+]
 
 
 @pytest.mark.parametrize("loss", [*GATHERED, by_offsets, by_places, by_weights])

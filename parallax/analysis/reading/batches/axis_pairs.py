@@ -59,6 +59,8 @@ _TAKES = {
 """For ops that read stored tensors: (the result, by how many axes it exceeds them)."""
 _NUMBERED = ("TensorArrayScatterV3", "TensorArrayGatherV3", "TensorListGather")
 """Ops that read or write the tensors whose numbers are their second input."""
+_COPIES_AXES = ("Tile", "TopK", "TopKV2")
+"""Ops that keep the axes that they neither repeat nor cut."""
 _SEGMENTS = tuple(f"Segment{how}" for how in ("Sum", "Mean", "Max", "Min", "Prod"))
 _SELECTS = ("GatherV2", "GatherNd")
 _REARRANGES = ("Identity", "Cast", "Squeeze", "Reshape")
@@ -115,9 +117,10 @@ class AxisPairs:
                 yield (inputs[1], 0), (store, COUNT)
         elif op == "Const":
             yield from self._match_constant(node)
-        elif op == "Tile":
-            alike = zip(view.shape(inputs[0]) or (), view.shape(outputs[0]) or (), strict=False)
-            yield from (((inputs[0], axis), (outputs[0], axis)) for axis, (n, now) in enumerate(alike) if n == now)
+        elif op in _COPIES_AXES:
+            for tensor in outputs:
+                alike = zip(view.shape(inputs[0]) or (), view.shape(tensor) or (), strict=False)
+                yield from (((inputs[0], axis), (tensor, axis)) for axis, (n, now) in enumerate(alike) if n == now)
         elif op == "Reshape":
             yield from ((one[0], other[0]) for one, other, _ in self._match_reshape(node) if len(one) == len(other))
         elif inputs and outputs and not takes_functions(op) and any(map(self._find_axes, (*inputs, *outputs))):

@@ -298,7 +298,9 @@ class BatchConstants:
             return
         tensor = self._view.inputs(node.name)[slot]
         number = self._view.constant(tensor)
-        if number is None or number.ndim > 0 or number.dtype.kind != "i" or node_of(tensor) in self._axis_numbers:
+        if number is None or number.ndim > 0 or node_of(tensor) in self._axis_numbers:
+            return
+        if number.dtype.kind != "i" and not (node.op == "Range" and float(number).is_integer()):
             return
         axis = find_counted_axis(self._view, node.name)
         factor = self._numbers.find_factor_of_axis(*axis, int(number)) if axis is not None else 0

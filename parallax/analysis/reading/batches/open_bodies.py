@@ -97,7 +97,9 @@ class OpenBodies:
         opened_shapes = [_opened_as(one, now) for one, now in zip(declared, argument_shapes, strict=True)]
         fixed_shapes = [_dims(shape) for shape in self._view.nodes[node.name].attr["output_shapes"].list.shape]
         handles = find_handles(inferred, inferred.inputs(node.name))
-        turns = 1 if node_of(inferred.inputs(node.name)[1]) not in self._view.nodes else None
+        most = self._view.constant(self._view.inputs(node.name)[1])
+        is_length = most is not None and most == self._length
+        turns = 1 if is_length and node_of(inferred.inputs(node.name)[1]) not in self._view.nodes else None
         turned = self._open_function(opened, node.attr["body"].func.name, opened_shapes, handles, turns)
         decided = self._open_function(opened, node.attr["cond"].func.name, opened_shapes, handles, turns)
         self.are_classified &= turned.is_classified and decided.is_classified
