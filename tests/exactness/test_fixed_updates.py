@@ -404,6 +404,19 @@ def test_a_counter_in_a_conditional_of_the_old_kind_counts_the_global_batch() ->
     assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
 
 
+def test_an_average_of_what_a_loop_computes_is_counted_outside_of_the_loop() -> None:
+    """The count's size and its cast are both replaced; the cast waits for what the constant waited for alone."""
+
+    def add(x: Any, y: Any, out: Any) -> Any:
+        steps = tf.transpose(tf.reshape(x, [-1, 2, 3]), [1, 0, 2])
+        errors = tf.square(out + tf.scan(lambda state, step: tf.tanh(state + step), steps)[-1] - y)
+        update = v1.train.GradientDescentOptimizer(0.05).minimize(tf.reduce_mean(errors))
+        return tf.group(update, v1.metrics.mean(errors[:, 0])[1])
+
+    outcome = tried(build_with(add), FEEDS, is_open=False, dtype="float64", rows=14, control_flow_v2=False)
+    assert (outcome.kind, outcome.notes) == ("equal", ()), outcome
+
+
 def test_a_queue_cut_by_the_batch_size_is_refused() -> None:
     """All workers' features are as many as the queue has only where one worker's are cut off."""
 

@@ -6,7 +6,7 @@ constants, and the ops of autodiff, which are those that opening a batch replace
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import tensorflow as tf
 
@@ -65,8 +65,10 @@ def restore_control_inputs(opened: GraphDef) -> None:
     if not any(node.name.startswith(SUBSTITUTES) for node in opened.node):
         return
     view = GraphView(opened)
-    for tensor, substitutes in find_substitutes(view).items():
-        behind = _find_constants_behind(view, tensor)
+    by_tensor = find_substitutes(view)
+    replaced = {node_of(substitute): tensor for tensor, substitutes in by_tensor.items() for substitute in substitutes}
+    for tensor, substitutes in by_tensor.items():
+        behind = _find_constants_behind(view, tensor, replaced)
         preceding = dict.fromkeys(f"^{one}" for node in behind for one in view.controls(node))
         is_in_loop = preceding and any(branch.is_loop for branch in branches_at(view, tensor))
         for substitute in substitutes if preceding and not is_in_loop else ():
@@ -74,11 +76,18 @@ def restore_control_inputs(opened: GraphDef) -> None:
             made.input.extend(one for one in preceding if one not in made.input)
 
 
-def _find_constants_behind(view: GraphView, tensor: str) -> list[str]:
-    """The node of a tensor that is computed from constants alone, and the nodes that compute it."""
+def _find_constants_behind(view: GraphView, tensor: str, replaced: Mapping[str, str]) -> list[str]:
+    """The node of a tensor that was computed from constants alone, and the nodes that computed it.
+
+    Args:
+        view: the opened graph.
+        tensor: the tensor, which a substitute replaces.
+        replaced: node of a substitute -> the tensor that it replaces.
+    """
     nodes = [node_of(tensor)] if node_of(tensor) in view.nodes else []
     for node in nodes:
-        nodes += [other for one in view.inputs(node) if (other := node_of(one)) not in nodes]
+        origins = (replaced.get(node_of(one), one) for one in view.inputs(node))
+        nodes += [other for one in origins if (other := node_of(one)) not in nodes]
     return nodes
 
 
