@@ -342,6 +342,7 @@ class LayoutRewrites:
         fed: the scalars that are fed for batch lengths.
         squeezed: Squeeze of a sharded tensor -> the axes that it drops, whatever the per-worker batch length.
         refused: node that no update needs, and that reads a value of the global batch -> why it cannot be run.
+        width_reads: ops whose results depend on the length of an axis of open length other than the batch's.
     """
 
     changes: tuple[Change, ...] = ()
@@ -360,3 +361,4 @@ class LayoutRewrites:
     fed: tuple[FedLength, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict, hash=False)
     squeezed: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    width_reads: tuple[str, ...] = ()

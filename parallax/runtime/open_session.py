@@ -173,6 +173,7 @@ class _WorkerSetup:
         analysed: the graph with the additions of the user's hooks.
         place: this worker's place among the workers.
         worker_graph: the graph that this worker runs.
+        width_reads: ops of the user's graph whose results depend on widths of batches.
         recovered: the state that this start resumes from, if hosts have it in memory.
     """
 
@@ -181,6 +182,7 @@ class _WorkerSetup:
     analysed: AnalysedGraph
     place: editor.Worker
     worker_graph: WorkerGraph
+    width_reads: tuple[str, ...]
     recovered: RecoveredState | None = None
 
 
@@ -216,7 +218,8 @@ def _make_graph(
     if members.rank == 0:
         log_full_values(worker_graph.sliced_values)
         log_lost_positions(worker_graph)
-    return _WorkerSetup(plan, alone, analysed, place, worker_graph, recovered)
+    width_reads = tuple(node for layouts in rewrites.layouts for node in layouts.width_reads)
+    return _WorkerSetup(plan, alone, analysed, place, worker_graph, width_reads, recovered)
 
 
 def _read_graph(graph: Graph, config: Config, parcel: JobMessage, plan: Plan, members: ProcessGroup) -> AnalysedGraph:
@@ -260,7 +263,8 @@ def _training(worker: WorkerContext, made: _WorkerSetup, members: ProcessGroup, 
         worker.nan_report = NanReport(view, worker.log.trains, members.workers.Dup())
         members.at_end += [worker.log.finish, worker.nan_report.finish]
     if members.size > 1 and members.stages_comm is None and worker.log is not None and not extras.has_values:
-        worker.batches = BatchComparison(view, updates, worker.log.trains, worker.place_of, members.workers.Dup())
+        comm, trains = members.workers.Dup(), worker.log.trains
+        worker.batches = BatchComparison(view, updates, trains, worker.place_of, comm, made.width_reads)
         members.at_end.append(worker.batches.finish)
     return training
 

@@ -50,3 +50,35 @@ def test_the_first_nan_is_told_once_with_its_step_and_worker_and_shares_are_not_
     assert done.status == 0, done
     (line,) = warnings(done)
     assert line.startswith("[0] PARALLAX WARNING: loss:0 became NaN in step 4 on worker 1."), done
+
+
+WIDTHS = """
+import tensorflow.compat.v1 as tf
+import parallax
+
+graph = tf.Graph()
+with graph.as_default():
+    numbers = tf.data.Dataset.range(96)
+    dataset = numbers.map(lambda number: (tf.fill([1 + number % 8], number), tf.cast(number, tf.float32)))
+    batches = parallax.shard.shard(dataset.repeat()).padded_batch(8, ([None], []), drop_remainder=True)
+    ids, target = tf.data.make_one_shot_iterator(batches).get_next()
+    rows = tf.nn.embedding_lookup(tf.get_variable("emb", [100, 4]), ids)
+    mask = tf.cast(ids > 0, tf.float32)[..., None]
+    {pool}
+    loss = tf.reduce_mean(tf.square(tf.reduce_sum(texts, 1) - target))
+    train = tf.train.GradientDescentOptimizer(0.001).minimize(loss)
+sess, _, _, _ = parallax.parallel_run(graph, parallax_config=parallax.Config(seed=1))
+with sess:
+    for _ in range(10):
+        sess.run(train)
+"""
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_texts_padded_to_unequal_widths_are_warned_of_where_the_padding_counts(run, is_masked):
+    masked = "texts = tf.reduce_sum(rows * mask, 1) / tf.reduce_sum(mask, 1)"
+    done = run(WIDTHS.format(pool=masked if is_masked else "texts = tf.reduce_mean(rows, 1)"), workers=2)
+    assert done.status == 0, done
+    found = warnings(done)
+    assert len(found) == (0 if is_masked else 1), done
+    assert is_masked or "unequal widths" in found[0] and "train.py:13) computes with" in found[0], done

@@ -26,6 +26,7 @@ from parallax.analysis.layouts.training_graph import (
     find_step,
 )
 from parallax.analysis.layouts.visit_step import visit_all
+from parallax.analysis.layouts.width_reads import find_width_reads
 from parallax.base.errors import GraphError
 from parallax.graph.batches import ADDED, ROWS, VALUE, WHOLE, batch_by_node, find_report_kind, is_partial_sum
 from parallax.graph.control_flow import branches_of, units_of
@@ -300,6 +301,7 @@ def _make_layouts(program: VisitedGraph, step: StepWalk, partial_results: Sequen
         ),
         from_worker_0=tuple(step.from_worker_0),
         squeezed=dict(step.squeezed),
+        width_reads=find_width_reads(step, program.order),
     )
     whole = {(change.tensor, edge.node) for change in changes if change.after == REPLICATED for edge in change.edges}
     padded = tuple(map(PaddedRows, step.padded))

@@ -186,12 +186,19 @@ def test_what_gives_a_step_its_batches_is_found_with_whether_it_is_sharded(kind:
     assert tuple(fact for fact in ("sharded", "opaque", "shuffled") if getattr(found, f"is_{fact}")) == facts
 
 
-def trained(kind, values, feeds=lambda step, worker: {}, workers=2, steps=STEPS + 2):
+def trained(kind, values, feeds=lambda step, worker: {}, workers=2, steps=STEPS + 2, width_reads=()):
     """What comparisons of workers do in some steps: what they fetched."""
     view, updates = pipeline(kind)
     exchange = Exchange(workers)
     made = [
-        BatchComparison(view, updates, lambda names: set(names) <= updates, lambda op: "train.py:7", exchange.of(rank))
+        BatchComparison(
+            view,
+            updates,
+            lambda names: set(names) <= updates,
+            lambda op: "train.py:7",
+            exchange.of(rank),
+            width_reads,
+        )
         for rank in range(workers)
     ]
     fetched = []
@@ -240,6 +247,26 @@ def test_the_same_feeds_are_warned_of_and_what_no_update_needs_does_not_count(sa
     said.clear()
     trained("plain", lambda step, worker: drawn(step, worker), lambda step, worker: {"w:0": drawn(step)})
     assert said == []  # a schedule beside batches that differ
+
+
+@pytest.mark.parametrize("kind", ["plain", "sharded", "fed by the script"])
+def test_batches_of_unequal_widths_are_warned_of_where_an_op_reads_the_width(kind: str, said: list[str]) -> None:
+    def texts(step: int, worker: int) -> Any:
+        return drawn(step, worker, rows=4 * (3 + step % 2 * worker)).reshape(4, -1)
+
+    def train(width_reads: tuple[str, ...]) -> Any:
+        if kind == "fed by the script":
+            feeds = lambda step, worker: {"w:0": texts(step, worker)}  # noqa: E731
+            return trained("sharded", lambda step, worker: texts(0, 0), feeds, width_reads=width_reads)
+        return trained(kind, texts, width_reads=width_reads)
+
+    train(())
+    assert said == []
+    train(("Sum",))
+    (text,) = said
+    source = "what is fed" if kind == "fed by the script" else "what IteratorGetNext 'IteratorGetNext' (train.py:7)"
+    assert text.startswith("Workers train on batches of unequal widths:") and source in text, text
+    assert "in step 2, and Sum 'Sum' (train.py:7) computes with the length" in text, text
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
-"""Compares the batches of all workers in the first steps, and warns if workers train on the same ones.
+"""Compares the batches of all workers in the first steps, and warns of the same ones, or of unequal widths.
 
-Such a job computes what fewer workers compute: a dataset that is not sharded, or a loop in which every worker feeds the
-same. Each worker keeps digests of the values that the steps feed and of those that iterators and queues in the graph
+A job on the same batches computes what fewer workers compute: a dataset that is not sharded, or a loop in which every
+worker feeds the same. A job on batches of unequal widths, such as batches padded to the longest text of each worker,
+does not compute what one process does if the graph averages over the width (analysis/layouts/width_reads.py).
+
+Each worker keeps digests of the values that the steps feed and of those that iterators and queues in the graph
 return, which are fetched along with the script's fetches. After STEPS steps the workers exchange the digests without
-waiting for each other, and worker 0 reports the result. An input that depends on the index of the worker's shard is not
-fetched.
+waiting for each other, and worker 0 reports the result. An input that depends on the index of the worker's shard is
+fetched only to compare widths.
 
 Equal batches on two workers prove nothing where batches hardly differ: a constant, one batch that recurs in each step,
 ids with few distinct values. So batches count when they change from step to step, and when it is very unlikely
@@ -46,6 +49,7 @@ class BatchComparison:
         trains: whether a run trains that fetches these names.
         place_of: the script's line that made an op, by its name; empty if unknown.
         workers: communicator of the workers, reserved for this.
+        width_reads: the ops whose results depend on widths of batches.
     """
 
     def __init__(
@@ -55,12 +59,13 @@ class BatchComparison:
         trains: Callable[[tuple[str, ...]], bool],
         place_of: Callable[[str], str],
         workers: Comm,
+        width_reads: tuple[str, ...] = (),
     ) -> None:
         self._view, self._updates, self._trains = view, updates, trains
-        self._place_of, self._workers = place_of, workers
+        self._place_of, self._workers, self._width_reads = place_of, workers, width_reads
         sources = batch_sources(view, updates)
         self._has_shards = any(one.is_sharded for one in sources)
-        self._sources = tuple(one for one in sources if one.tensors and not one.is_sharded)
+        self._sources = tuple(one for one in sources if one.tensors and (width_reads or not one.is_sharded))
         self._recorders = {name: BatchRecorder() for name in (*(one.node for one in self._sources), _FED)}
         self._takes: dict[tuple[str, ...], tuple[BatchSource, ...]] = {}
         self._needs: set[str] | None = None
@@ -82,7 +87,7 @@ class BatchComparison:
             fetched: the values of the request of `with_sources`.
         """
         if self._exchange is not None and is_done(self._exchange[0]):
-            self._warn_of_equal_batches()
+            self._report()
         if not self._is_recorded(names):
             return
         values = iter(fetched[len(names) :])
@@ -99,7 +104,7 @@ class BatchComparison:
             return
         exchange = self._exchange or self._begin_exchange()
         wait_for(exchange[0])  # no barrier: a worker that has all digests already does not get here
-        self._warn_of_equal_batches()
+        self._report()
 
     def _is_recorded(self, names: tuple[str, ...]) -> bool:
         return not self.finished and self._exchange is None and self._trains(names)
@@ -122,16 +127,16 @@ class BatchComparison:
 
     def _begin_exchange(self) -> _Exchange:
         histories = [recorder.history() for recorder in self._recorders.values()]
-        local = np.zeros([len(histories), STEPS + 2], np.uint64)
+        local = np.zeros([len(histories), 2 + 2 * STEPS], np.uint64)
         for row, history in zip(local, histories, strict=True):
-            row[0], row[1] = len(history.digests), int(history.bits)
-            row[2 : 2 + len(history.digests)] = history.digests
+            steps = len(history.digests)
+            row[: 2 + 2 * steps] = [steps, int(history.bits), *history.digests, *history.widths]
         by_worker = np.zeros([self._workers.Get_size(), *local.shape], np.uint64)
         self._exchange = self._workers.Iallgather(local, by_worker), local, by_worker
         return self._exchange
 
-    def _warn_of_equal_batches(self) -> None:
-        """Warns of workers that train on the same batches, on worker 0."""
+    def _report(self) -> None:
+        """Warns of workers that train on the same batches, or on ones of unequal widths, on worker 0."""
         if self.finished or self._exchange is None:
             return
         self.finished = True
@@ -142,39 +147,66 @@ class BatchComparison:
             name: [_history(of_worker[number]) for of_worker in by_worker]
             for number, name in enumerate(self._recorders)
         }
+        for text in [*self._find_equal_batches(by_source), *self._find_unequal_widths(by_source)]:
+            log.warning(text)
+
+    def _find_equal_batches(self, by_source: Mapping[str, Sequence[BatchHistory]]) -> list[str]:
+        """Warnings of workers that train on the same batches."""
         warnings = [
-            text
+            self._source_text(one, ranks, len(by_source[one.node][ranks[0]].digests))
             for one in self._sources
+            if not one.is_sharded
             for ranks in equal_workers(by_source[one.node])
-            for text in [self._source_text(one, ranks, len(by_source[one.node][ranks[0]].digests))]
         ]
         fed = by_source[_FED]
         for ranks in equal_workers(fed):
             if not self._has_shards and not warnings and not self._differ(by_source, ranks):
                 warnings.append(_fed_text(ranks, len(fed[ranks[0]].digests)))
-        for text in warnings:
-            log.warning(text)
+        return warnings
+
+    def _find_unequal_widths(self, by_source: Mapping[str, Sequence[BatchHistory]]) -> list[str]:
+        """A warning of batches of unequal widths, if results depend on them."""
+        for name, histories in by_source.items() if self._width_reads else ():
+            steps = min(len(one.widths) for one in histories)
+            unequal = [step for step in range(steps) if len({one.widths[step] for one in histories}) > 1]
+            if unequal:
+                source = _FED if name == _FED else f"what {self._describe(name)} returns"
+                return [_widths_text(source, unequal[0], self._describe(self._width_reads[0]))]
+        return []
 
     def _differ(self, by_source: Mapping[str, Sequence[BatchHistory]], ranks: Sequence[int]) -> bool:
         """Whether some workers have different batches from an iterator or queue."""
         return any(len({by_source[one.node][rank].digests for rank in ranks}) > 1 for one in self._sources)
 
+    def _describe(self, node: str) -> str:
+        place = self._place_of(node)
+        return f"{self._view.op(node)} {node!r}{f' ({place})' if place else ''}"
+
     def _source_text(self, one: BatchSource, ranks: Sequence[int], steps: int) -> str:
-        op, place = self._view.op(one.node), self._place_of(one.node)
-        what = f"{op} {one.node!r}{f' ({place})' if place else ''}"
         remedy = (
             "Shard the dataset before making its iterator: `dataset = parallax.shard.shard(dataset)`."
             if one.is_iterator
             else "Give each worker its own input with parallax.shard.create_num_shards_and_shard_id()."
         )
         return (
-            f"{_who(ranks)} train on the same batches: {what} gave them the same elements in each of the first "
-            f"{pluralize(steps, 'step')}, so together they compute only what one of them computes. {remedy}"
+            f"{_who(ranks)} train on the same batches: {self._describe(one.node)} gave them the same elements in "
+            f"each of the first {pluralize(steps, 'step')}, so together they compute only what one of them computes. "
+            f"{remedy}"
         )
 
 
 def _history(row: Array) -> BatchHistory:
-    return BatchHistory(tuple(int(one) for one in row[2 : 2 + int(row[0])]), float(row[1]))
+    steps, numbers = int(row[0]), [int(one) for one in row[2:]]
+    return BatchHistory(tuple(numbers[:steps]), float(row[1]), tuple(numbers[steps : 2 * steps]))
+
+
+def _widths_text(source: str, step: int, reader: str) -> str:
+    return (
+        f"Workers train on batches of unequal widths: arrays of {source} had other shapes beyond their first axis on "
+        f"some workers in step {step + 1}, and {reader} computes with the length of such an axis. One process pads the "
+        "global batch to one width, so it computes other values. Pad to the same width on all workers, or average over "
+        "the entries that are not padding."
+    )
 
 
 def _fed_text(ranks: Sequence[int], steps: int) -> str:
@@ -199,10 +231,17 @@ _HASHED_BYTES = 64 * 2**20  # of one array of a batch; later bytes are assumed t
 
 @dataclass(frozen=True, slots=True)
 class BatchHistory:
-    """A summary of a worker's first batches from one source."""
+    """A summary of a worker's first batches from one source.
+
+    Attributes:
+        digests: of the arrays of each batch.
+        bits: the evidence that equal batches are no coincidence.
+        widths: digests of the shapes of each batch's arrays, without their first axes.
+    """
 
     digests: tuple[int, ...]
     bits: float
+    widths: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -210,6 +249,7 @@ class BatchRecorder:
     """Receives the batches of one source, and keeps their digests."""
 
     _digests: list[int] = field(default_factory=list)
+    _widths: list[int] = field(default_factory=list)
     _contents: list[int] = field(default_factory=list)
     _rows: list[list[list[bytes]]] = field(default_factory=list)
 
@@ -220,12 +260,13 @@ class BatchRecorder:
             return
         rows = [_row_digests(array) for array in batch]
         self._digests.append(_number([_whole_digest(array) for array in batch]))
+        self._widths.append(_number([repr([array.shape[1:] for array in batch]).encode()]))
         self._contents.append(_number([b"".join(sorted(of_array)) for of_array in rows]))
         self._rows.append(rows)
 
     def history(self) -> BatchHistory:
         """Summarises the batches so far."""
-        return BatchHistory(tuple(self._digests), self._bits())
+        return BatchHistory(tuple(self._digests), self._bits(), tuple(self._widths))
 
     def _bits(self) -> float:
         """The bits of the most informative array of the batches; batches of the same rows, in any order, count once."""

@@ -147,7 +147,10 @@ class WorkerContext:
 
     def place_of(self, op: str) -> str:
         """The script's line that made an op of its graph; empty if unknown."""
-        return place_of(self.graph.get_operation_by_name(op))
+        try:
+            return place_of(self.graph.get_operation_by_name(op))
+        except KeyError:  # the analysis made it
+            return ""
 
     def with_sources(self, request: Request) -> Request:
         """Adds the fetches for the comparison of batches in the first steps to a run's request."""
