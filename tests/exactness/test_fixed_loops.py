@@ -343,3 +343,17 @@ def test_a_mean_that_a_loop_computes_has_no_divisor_of_the_batch(control_flow_v2
     feeds = {name: lambda rng, rows: rng.randint(0, 7, [rows, 4]) for name in ("ids", "y")}
     found = tried(build, feeds, is_open=False, control_flow_v2=control_flow_v2, rows=6)
     assert (found.kind, found.message, found.notes) == ("equal", "", ())
+
+
+def test_a_scan_over_any_number_of_steps_creates_a_list_that_nothing_reads() -> None:
+    """Its element shape has the batch length, but of no tensor that is open."""
+
+    def build(rows: int | None) -> Any:
+        x, ids = v1.placeholder(tf.float64, [rows, 4], name="x"), v1.placeholder(tf.int64, [rows, None], name="ids")
+        steps = tf.transpose(tf.gather(v1.get_variable("table", [50, 4], tf.float64), ids), [1, 0, 2])
+        out = tf.scan(lambda state, step: tf.tanh(state + step), steps, initializer=x)[-1]
+        return v1.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(tf.square(out - x)))
+
+    feeds = {"x": lambda rng, rows: rng.randn(rows, 4), "ids": lambda rng, rows: rng.randint(0, 50, [rows, 7])}
+    outcome = tried(build, feeds, is_open=False, dtype="float64", rows=6)
+    assert (outcome.kind, outcome.notes, outcome.gathers) == ("equal", (), ()), outcome

@@ -50,6 +50,7 @@ _WEIGHTS = {
 """For ops, the inputs that have an axis for each channel, and none of the batch."""
 _WRITES_WHOLE = ("Assign", "AssignVariableOp")
 _DECLARED = {"EnsureShape": ("shape",), **dict.fromkeys(ARRAYS, ("element_shape",))}
+_VARIANT = 21  # types.proto
 _DECLARED["TensorArrayConcatV3"] = ("element_shape_except0",)
 """For ops, the attributes with lengths that they declare for a tensor."""
 
@@ -113,8 +114,15 @@ class UnclassifiedConstants:
         sources = inferred.nodes_of(SOURCES)
         given = frozenset(tensor for node in sources for tensor in inferred.outputs(node))
         reached |= inferred.ancestors(losses, given) & self._forward
-        unclassified = (node for node in self._view.nodes if node in reached and node not in sources)
+        reached = {node for node in reached.difference(sources) if not self._is_unread_list(inferred, node)}
+        unclassified = (node for node in self._view.nodes if node in reached)
         return next((node for node in unclassified if self._is_unclassified(inferred, node, degrees)), "")
+
+    def _is_unread_list(self, inferred: GraphView, node: str) -> bool:
+        """Whether a node creates lists of tensors that nothing reads, as `tf.scan` does: no run can fetch them."""
+        outputs = inferred.outputs(node)
+        are_lists = len(outputs) > 0 and all(inferred.dtype(tensor) == _VARIANT for tensor in outputs)
+        return are_lists and not any(inferred.consumers(tensor) for tensor in outputs)
 
     def _is_unclassified(self, inferred: GraphView, node: str, degrees: BatchDegrees) -> bool:
         for axis, dim in enumerate(find_declared_dims(inferred.nodes[node])):
