@@ -30,7 +30,12 @@ from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCE
 from parallax.analysis.reading.batches.length_sources import LengthSources, add_measured_ancestors
 from parallax.analysis.reading.batches.open_bodies import OpenBodies
 from parallax.analysis.reading.batches.open_lengths import Shape, find_lost_shapes, find_mismatch, find_open_axis
-from parallax.analysis.reading.batches.replaced_gradients import find_copies, redirect_consumers, replace_gradients
+from parallax.analysis.reading.batches.replaced_gradients import (
+    find_copies,
+    infer_others,
+    redirect_consumers,
+    replace_gradients,
+)
 from parallax.analysis.reading.batches.unclassified_constants import UnclassifiedConstants
 from parallax.analysis.reading.batches.update_lengths import UpdateLengths
 from parallax.analysis.reading.batches.weighted_losses import find_weights, weigh_losses
@@ -50,7 +55,6 @@ _UNKNOWN_OF = "a constant that op {!r} takes may be the batch size, be computed 
 _UNREAD = "op {!r} would take the batch size from an input that not all of its runs read"
 _MOST_PASSES, _MOST_LETTERS = 100, 120
 _REFERENCES = ("VariableV2", "Variable")
-_LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
 _NOT_DERIVED = (
     *(ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError, ArithmeticError),
     tf.errors.OpError,
@@ -351,48 +355,6 @@ def _derive_gradients(
     replaced = replace_gradients(opened, derived, instead, autodiff, {old: _seen_open(old) for old in instead})
     restore_control_inputs(replaced)
     view = detach_gradients(fixed, GraphView(replaced), gradients.items())
-    _infer_others(fixed, view, graph, outside)
+    infer_others(fixed, view, graph, outside)
     again, hidden = records_in(graph, ops, (), view)
     return None if hidden else OpenedGraph(view, again, gradients)
-
-
-def _infer_others(fixed: GraphView, view: GraphView, graph: Graph, outside: Set[str]) -> None:
-    """Infers again the shapes of nodes outside a graph, where their inputs may have other shapes.
-
-    Args:
-        fixed: the graph for the fixed batch.
-        view: the graph with an open batch; in it, nodes of `outside` have the shapes of `fixed`, and get their own.
-        graph: the graph without `outside`; inferred nodes are added to it.
-        outside: nodes.
-    """
-    changed: set[str] = set()
-    reached: set[str] = set()
-    for node in view.topological_order() if outside else ():
-        if node not in outside or view.op(node) != fixed.op(node):
-            continue
-        for new, old in zip(view.inputs(node), fixed.inputs(node), strict=True):
-            if new in changed or (node_of(new) not in outside and _is_another(fixed, view, new, old)):
-                reached.add(node)
-                changed.update(t for t in fixed.outputs(node) if fixed.shape(t) != () or fixed.dtype(t) in _LEADING)
-                break
-    part, others = type(view.graph_def)(), view.ancestors(reached) & outside
-    for node in view.graph_def.node:
-        if node.name in others:
-            part.node.add().CopyFrom(node)
-            part.node[-1].attr.pop("_class", None)
-            del part.node[-1].input[len(view.inputs(node.name)) :]  # control inputs do not affect shapes
-    drop_shapes(part.node)
-    known = {tensor for node in others for tensor in view.inputs(node) if node_of(tensor) not in others}
-    known_tensors = {name: graph.get_tensor_by_name(name) for name in known}
-    with graph.as_default():  # a node with the name of a scope of the graph is renamed there
-        imported = tf.graph_util.import_graph_def(part, known_tensors, list(reached), name="")
-    for name, op in zip(reached, imported, strict=True):
-        shapes = [output.get_shape().as_proto() for output in op.outputs]
-        drop_shapes([view.nodes[name]])
-        if shapes:
-            view.nodes[name].attr["_output_shapes"].list.shape.extend(shapes)
-
-
-def _is_another(fixed: GraphView, view: GraphView, new: str, old: str) -> bool:
-    """Whether a tensor that gradients may depend on has another shape than before, or integers, possibly lengths."""
-    return fixed.shape(old) != view.shape(new) or (view.op(node_of(new)) != "Const" and view.dtype(new) in _LEADING)

@@ -1,4 +1,4 @@
-"""Replaces gradients with those that were derived again."""
+"""Replaces gradients with those that were derived again, and infers again the shapes of what reads them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import tensorflow as tf
 
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord
+from parallax.analysis.reading.lowering.infer_shapes import drop_shapes
 from parallax.base.types import Graph, GraphDef, NodeDef
 from parallax.graph.batches import is_opened
 from parallax.graph.view import GraphView, node_of, tensor_name
 
 _SHAPES = "_output_shapes"
+_LEADING = (3, 9, 21)  # types.proto: int32, int64, variant
 
 
 def replace_gradients(
@@ -148,3 +150,45 @@ def redirect_consumers(graph: Graph, record: CapturedRecord, old: str, new: tf.T
         for slot, tensor_read in enumerate(op.inputs):
             if tensor_read is before and op.name not in record.ops:
                 op._update_input(slot, new)
+
+
+def infer_others(fixed: GraphView, view: GraphView, graph: Graph, outside: Set[str]) -> None:
+    """Infers again the shapes of nodes outside a graph, where their inputs may have other shapes.
+
+    Args:
+        fixed: the graph for the fixed batch.
+        view: the graph with an open batch; in it, nodes of `outside` have the shapes of `fixed`, and get their own.
+        graph: the graph without `outside`; inferred nodes are added to it.
+        outside: nodes.
+    """
+    changed: set[str] = set()
+    reached: set[str] = set()
+    for node in view.topological_order() if outside else ():
+        if node not in outside or view.op(node) != fixed.op(node):
+            continue
+        for new, old in zip(view.inputs(node), fixed.inputs(node), strict=True):
+            if new in changed or (node_of(new) not in outside and _is_another(fixed, view, new, old)):
+                reached.add(node)
+                changed.update(t for t in fixed.outputs(node) if fixed.shape(t) != () or fixed.dtype(t) in _LEADING)
+                break
+    part, others = type(view.graph_def)(), view.ancestors(reached) & outside
+    for node in view.graph_def.node:
+        if node.name in others:
+            part.node.add().CopyFrom(node)
+            part.node[-1].attr.pop("_class", None)
+            del part.node[-1].input[len(view.inputs(node.name)) :]  # control inputs do not affect shapes
+    drop_shapes(part.node)
+    known = {tensor for node in others for tensor in view.inputs(node) if node_of(tensor) not in others}
+    known_tensors = {name: graph.get_tensor_by_name(name) for name in known}
+    with graph.as_default():  # a node with the name of a scope of the graph is renamed there
+        imported = tf.graph_util.import_graph_def(part, known_tensors, list(reached), name="")
+    for name, op in zip(reached, imported, strict=True):
+        shapes = [output.get_shape().as_proto() for output in op.outputs]
+        drop_shapes([view.nodes[name]])
+        if shapes:
+            view.nodes[name].attr["_output_shapes"].list.shape.extend(shapes)
+
+
+def _is_another(fixed: GraphView, view: GraphView, new: str, old: str) -> bool:
+    """Whether a tensor that gradients may depend on has another shape than before, or integers, possibly lengths."""
+    return fixed.shape(old) != view.shape(new) or (view.op(node_of(new)) != "Const" and view.dtype(new) in _LEADING)
