@@ -9,7 +9,8 @@ opened graph, and the reason is reported: losses are then taken to be means over
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -39,7 +40,7 @@ from parallax.analysis.reading.batches.replaced_gradients import (
 from parallax.analysis.reading.batches.unclassified_constants import UnclassifiedConstants
 from parallax.analysis.reading.batches.update_lengths import UpdateLengths
 from parallax.analysis.reading.batches.weighted_losses import find_weights, weigh_losses
-from parallax.analysis.reading.construction.custom_gradients import rebind_custom_gradients
+from parallax.analysis.reading.construction.custom_gradients import NotDerivedError, rebind_custom_gradients
 from parallax.analysis.reading.construction.handle_gradients import differentiate_handles, remove_handle_zeros
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
 from parallax.analysis.reading.construction.old_contexts import Contexts, import_with_contexts, in_style_of, is_complete
@@ -55,13 +56,24 @@ _UNKNOWN_OF = "a constant that op {!r} takes may be the batch size, be computed 
 _UNREAD = "op {!r} would take the batch size from an input that not all of its runs read"
 _MOST_PASSES, _MOST_LETTERS = 100, 120
 _REFERENCES = ("VariableV2", "Variable")
-_NOT_DERIVED = (
-    *(ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError, ArithmeticError),
-    tf.errors.OpError,
-)
+_NOT_DERIVED = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError, ArithmeticError)
 """Errors of TensorFlow, for mismatched shapes or ops that it cannot differentiate in an imported graph, and those of a
 script's custom gradients, for lengths that are not known.
 """
+
+
+@contextmanager
+def _convert_errors() -> Iterator[None]:
+    """Converts errors of TensorFlow, and of a script's custom gradients, to NotDerivedError."""
+    try:
+        yield
+    except _NOT_DERIVED as error:
+        raise NotDerivedError(_describe(error)) from error
+
+
+def _describe(error: Exception) -> str:
+    """An error's type and the begin of its text."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:_MOST_LETTERS]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +181,9 @@ def open_fixed_batch(
                     return f"{fixed}, since {_UNREAD.format(constants.changes.without_batch)}"
                 return gradients or f"{fixed}, since {_UNKNOWN_OF.format(left) if left else _UNKNOWN}"
         return f"{fixed} in {_MOST_PASSES} passes"
-    except _NOT_DERIVED as error:
-        text = str(error).partition("\n")[0][:_MOST_LETTERS]
-        return f"{fixed}, since its gradients are not derived again for another size ({type(error).__name__}: {text})"
+    except (NotDerivedError, tf.errors.OpError) as error:
+        text = str(error) if isinstance(error, NotDerivedError) else _describe(error)
+        return f"{fixed}, since its gradients are not derived again for another size ({text})"
 
 
 def _find_batch(view: GraphView, forward: Set[str], of_losses: Set[str]) -> tuple[list[str], int] | str:
@@ -265,11 +277,12 @@ def _import_graph(
     for node in bare.node:
         if shapes := declared.get(node.name):
             node.attr["_output_shapes"].list.shape.extend(tf.TensorShape(one).as_proto() for one in shapes)
-    if not contexts.are_none:
-        return import_with_contexts(bare, contexts)
-    with tf.Graph().as_default() as graph:
-        tf.graph_util.import_graph_def(bare, name="")
-    return graph
+    with _convert_errors():
+        if not contexts.are_none:
+            return import_with_contexts(bare, contexts)
+        with tf.Graph().as_default() as graph:
+            tf.graph_util.import_graph_def(bare, name="")
+        return graph
 
 
 def _find_part_of_losses(
@@ -330,7 +343,8 @@ def _derive_gradients(
             stopped = [graph.get_tensor_by_name(names.get(tensor, tensor)) for tensor in record.stopped]
             xs = [graph.get_tensor_by_name(substitutes.get(target, target)) for target, _, _ in record.gradients]
             preceding = find_preceding(graph, record, outside)
-            with tf.name_scope(f"{SCOPE}_gradients_{number}/"), tf.control_dependencies(preceding):
+            scope = tf.name_scope(f"{SCOPE}_gradients_{number}/")
+            with _convert_errors(), scope, tf.control_dependencies(preceding):
                 new_gradients = tf.gradients(
                     ys, xs, weights, name="gradients", gate_gradients=has_references, stop_gradients=stopped
                 )
@@ -355,6 +369,7 @@ def _derive_gradients(
     replaced = replace_gradients(opened, derived, instead, autodiff, {old: _seen_open(old) for old in instead})
     restore_control_inputs(replaced)
     view = detach_gradients(fixed, GraphView(replaced), gradients.items())
-    infer_others(fixed, view, graph, outside)
+    with _convert_errors():
+        infer_others(fixed, view, graph, outside)
     again, hidden = records_in(graph, ops, (), view)
     return None if hidden else OpenedGraph(view, again, gradients)

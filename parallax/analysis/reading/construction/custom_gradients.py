@@ -32,6 +32,10 @@ _TYPE, _CUSTOM = "_gradient_op_type", "CustomGradient-"
 _COPY = "Parallax"
 
 
+class NotDerivedError(Exception):
+    """TensorFlow does not import a graph, or does not differentiate it."""
+
+
 def find_defined_gradient(graph: Graph, calls: Iterable[InlinedCall]) -> str:
     """The first call of a function that defines its own gradient, as a `Defun` may; empty if there is none.
 
@@ -55,7 +59,7 @@ def rebind_custom_gradients(graph: Graph, instead: Mapping[str, str]) -> Iterato
         instead: tensor of that graph -> the tensor that its consumers read in `graph`, where that is another one.
 
     Raises:
-        ValueError: a gradient makes variables, which the script's graph lacks.
+        NotDerivedError: a gradient makes variables, which the script's graph lacks.
         RuntimeError: a gradient computes something of tensors that `graph` lacks.
     """
     custom = [op for op in graph.get_operations() if op.type == "IdentityN" and _find_type(op).startswith(_CUSTOM)]
@@ -80,7 +84,7 @@ def rebind_custom_gradients(graph: Graph, instead: Mapping[str, str]) -> Iterato
         yield
         made = [op.name for op in graph.get_operations()[count:] if op.type in VARIABLES]
         if made:
-            raise ValueError(f"a custom gradient makes the variable {made[0]!r}")
+            raise NotDerivedError(f"a custom gradient makes the variable {made[0]!r}")
     finally:
         for origin, is_final in zip(closures.origins, are_final, strict=True):
             if not is_final:
