@@ -19,8 +19,8 @@ SHRUNK_ALIKE = 2
 FEW = 100
 """Up to so many graphs are tried by every route by default, more graphs by one route each."""
 NUMBERED = 4
-"""Number of graphs that are listed for each reason of a refusal."""
-_SHOWN, _TOLD_EVERY = 160, 500
+"""Number of graphs that are listed for each reason of a refusal, and each note."""
+_SHOWN, _TOLD_EVERY = 240, 500
 
 
 @dataclass
@@ -35,6 +35,7 @@ class Tally:
         seconds: of processor time.
         noted: number of equal graphs whose plans have notes.
         notes: note of equal graphs -> numbers of the graphs.
+        differences: note of graphs that differ from one process, and are told to -> numbers of the graphs.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -44,6 +45,7 @@ class Tally:
     seconds: float = 0.0
     noted: int = 0
     notes: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    differences: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, number: int, outcomes: dict[str, Outcome]) -> list[tuple[str, Outcome]]:
         """Counts a graph; returns its faults by route."""
@@ -55,6 +57,9 @@ class Tally:
         self.noted += bool(notes)
         for text in {_without_names(note): None for note in notes}:
             self.notes[text].append(number)
+        told = [note for outcome in outcomes.values() for note in outcome.notes if outcome.kind == "told"]
+        for text in {_without_names(note): None for note in told}:
+            self.differences[text].append(number)
         self.seconds += sum(outcome.seconds for outcome in outcomes.values())
         refused = [outcome for outcome in outcomes.values() if outcome.kind == "refused"]
         for reason in {reason_of(outcome): None for outcome in refused}:
@@ -76,6 +81,8 @@ class Tally:
         lines += _list_kinds(self.reasons)
         lines.append(f"{self.noted} equal, with notes")
         lines += _list_kinds(self.notes)
+        lines.append(f"{self.outcomes['told']} told")
+        lines += _list_kinds(self.differences)
         lines.append(f"{self.seconds / max(graphs, 1):.2f} s of processor time per graph")
         return "\n".join(lines)
 
