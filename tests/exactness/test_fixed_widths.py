@@ -165,6 +165,13 @@ COUNTS: dict[str, Callable[[Any, Any], Any]] = {
     "as many views": lambda x, u: tf.reduce_sum(
         tf.stack([x[:, :5] * i for i in range(ROWS)]) * tf.range(ROWS, dtype=F)[:, None, None], 0
     ),
+    "rows of a table": lambda x, u: (
+        x[:, :5]
+        * tf.reduce_sum(
+            tf.gather(v1.get_variable("places", [ROWS, 5]), tf.range(ROWS)) * tf.sin(tf.range(ROWS, dtype=F))[:, None],
+            0,
+        )
+    ),
 }
 """Literal numbers that equal the batch size and are those of axes of another length at any batch size."""
 AMBIGUOUS: dict[str, Callable[[Any, Any], Any]] = {
@@ -196,3 +203,49 @@ def test_a_number_that_equals_the_batch_size_is_not_taken_for_it(feature: str, c
         assert (found.kind, found.message, found.notes, found.gathers) == ("equal", "", (), ())
     else:
         assert found.kind == "told" and "may be the batch size" in found.notes[0], found
+
+
+def _look_up_parts(x: Any, words: Any) -> Any:
+    table = v1.get_variable("table", [13, 5], partitioner=v1.fixed_size_partitioner(3))
+    return x[:, :5] * v1.nn.embedding_lookup(table, words[:, 0], partition_strategy="mod")
+
+
+SUMMED: dict[str, Callable[[Any, Any], Any]] = {
+    "rows of a partitioned table": _look_up_parts,
+    "counts of words": lambda x, words: (
+        tf.math.bincount(words, minlength=13, maxlength=13, axis=-1, dtype=F)[:, :5] * x[:, :5]
+    ),
+    "rows by experts": lambda x, words: tf.dynamic_stitch(
+        tf.dynamic_partition(tf.range(tf.shape(x)[0]), words[:, 0] % 2, 2),
+        [scale * part for scale, part in enumerate(tf.dynamic_partition(x[:, :5], words[:, 0] % 2, 2), 1)],
+    ),
+    "positions turned round twice": lambda x, words: tf.gather(
+        tf.gather(x[:, :5], tf.reverse(tf.range(_count(x)), [0])), tf.reverse(tf.range(_count(x)), [0])
+    ),
+}
+
+
+def _count(x: Any) -> Any:
+    return tf.shape(x)[0] if x.shape[0] is None else x.shape[0]
+
+
+@pytest.mark.parametrize("by_trace", [False, True])
+@pytest.mark.parametrize("feature", SUMMED)
+def test_a_sum_of_what_ops_with_indices_compute_is_divided_by_the_batch_size(feature: str, by_trace: bool) -> None:
+    """Indices do not grow with the batch, and positions along the batch are as many as it has examples."""
+
+    def build(rows: int | None) -> Any:
+        x, y = v1.placeholder(F, [rows, 30], name="x"), v1.placeholder(F, [rows], name="y")
+        h = SUMMED[feature](x, v1.placeholder(tf.int32, [rows, 4], name="words"))
+        errors = (tf.linalg.matvec(tf.reshape(h, [-1, 5]), v1.get_variable("k", [5])) - y)[:, None]
+        squares = tf.linalg.trace(tf.matmul(errors, errors, transpose_a=True)) if by_trace else tf.reduce_sum(errors**2)
+        mean = squares / tf.cast(_count(x), F)
+        return v1.train.GradientDescentOptimizer(0.05).minimize(tf.sqrt(mean + 1.0))
+
+    feeds = {
+        "x": lambda rng, rows: rng.randn(rows, 30),
+        "y": lambda rng, rows: rng.randn(rows),
+        "words": lambda rng, rows: rng.randint(0, 13, [rows, 4]),
+    }
+    found = tried(build, feeds, is_open=False, rows=ROWS)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ()), found

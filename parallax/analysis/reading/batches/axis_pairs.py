@@ -64,6 +64,9 @@ _COPIES_AXES = ("Tile", "TopK", "TopKV2")
 _SEGMENTS = tuple(f"Segment{how}" for how in ("Sum", "Mean", "Max", "Min", "Prod"))
 _SELECTS = ("GatherV2", "GatherNd")
 _REARRANGES = ("Identity", "Cast", "Squeeze", "Reshape")
+_ENUMERATES = (*_REARRANGES, "BroadcastTo", "ExpandDims", "RandomShuffle", "Reverse", "ReverseV2", "Tile", "Transpose")
+"""Ops whose results have all entries of their first input."""
+_ROWS = ("Gather", "GatherV2", "ResourceGather")
 _CHANGES_LIST = ("TensorListPopBack", "TensorListPushBack", "TensorListSetItem")
 _OTHER = 7
 """Ratio of a longer axis to the fixed one, a whole number: equal parts of it are longer likewise."""
@@ -131,6 +134,7 @@ class AxisPairs:
                 yield from self._match_selection(node)
             if op in _SEGMENTS:
                 yield (inputs[0], 0), (inputs[1], 0)
+            yield from self._match_positions(node)
             for tensor in outputs if op == "SplitV" else ():
                 yield from self._match_axes(inputs[0], tensor)
 
@@ -187,6 +191,36 @@ class AxisPairs:
             before = int(first) if first is not None else 0
             for axis in range(len(view.shape(mask) or ())):
                 yield (mask, axis), (inputs[0], before + axis)
+
+    def _match_positions(self, node: str) -> Iterator[tuple[Axis, Axis]]:
+        """The axis of a range, and the axis of as many entries whose positions the range has."""
+        view, op, inputs = self._view, self._view.op(node), self._view.inputs(node)
+        target = self._find_numbered_axis(node) if op in _ROWS or op.startswith("UnsortedSegment") else None
+        if target is None:
+            return
+        positions = node_of(inputs[1])
+        while view.op(positions) in (*_ENUMERATES, *_SELECTS):
+            positions = node_of(view.inputs(positions)[0])
+        if view.op(positions) == "Range" and view.shape(f"{positions}:0") == (target[1],):
+            start, _, step = map(view.constant, view.inputs(positions))
+            if start is not None and step is not None and (int(start), int(step)) == (0, 1):
+                yield (f"{positions}:0", 0), target[0]
+
+    def _find_numbered_axis(self, node: str) -> tuple[Axis, int | None] | None:
+        """The axis of whose entries the second input of a node has the positions, and its length."""
+        view, op, inputs = self._view, self._view.op(node), self._view.inputs(node)
+        if op == "ResourceGather":
+            variable = store_of(view, inputs[0])
+            is_known = view.op(node_of(variable)) == "VarHandleOp"
+            dims = view.nodes[node_of(variable)].attr["shape"].shape.dim if is_known else ()
+            return ((variable, 0), int(dims[0].size)) if dims else None
+        tensor = inputs[0] if op in _ROWS else f"{node}:0"
+        axis = view.constant(inputs[2]) if op == "GatherV2" else np.array(0)
+        shape = view.shape(tensor)
+        if axis is None or not shape:
+            return None
+        along = int(axis) % len(shape)
+        return (tensor, along), shape[along]
 
     def _try_lengths(self, node: str) -> list[tuple[Place, Place]]:
         """The pairs of axes of a node that have one length, by TensorFlow's shape inference."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
+import tensorflow as tf
+
 from parallax.analysis.reading.batches.find_open_batches import SOURCES
 from parallax.analysis.reading.batches.open_lengths import EXAMPLES_SLOT, LISTS, SHAPE_SLOT, find_open_axis, reach
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord
@@ -19,13 +21,14 @@ from parallax.graph.control_flow import SWITCHES
 from parallax.graph.view import NEXT_ITERATIONS, GraphView, node_of
 
 AS_FIRST = """
-    Abs BatchToSpaceND BroadcastTo Cast EnsureShape Enter Exit ExpandDims Fill Gather GatherV2 Identity MirrorPad Neg
-    NextIteration Pad PlaceholderWithDefault PreventGradient RefEnter Relu Reshape Reverse ReverseV2 Roll Slice Snapshot
-    SpaceToBatchND Squeeze StopGradient StridedSlice Switch Tile Transpose
+    Abs BatchToSpaceND BroadcastTo Cast DiagPart DynamicPartition EnsureShape Enter Exit ExpandDims Fill Gather GatherNd
+    GatherV2 Identity MatrixBandPart MatrixDiag MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2
+    MatrixDiagV3 MirrorPad Neg NextIteration Pad PlaceholderWithDefault PreventGradient RefEnter Relu Reshape Reverse
+    ReverseSequence ReverseV2 Roll Slice Snapshot SpaceToBatchND Squeeze StopGradient StridedSlice Switch Tile Transpose
     """.split()
 """Ops whose results grow as the first input does that is no shape; the others are indices."""
 AS_MOST = """
-    Add AddN AddV2 BiasAdd ConcatV2 Maximum Merge Minimum Pack Select SelectV2 Sub
+    Add AddN AddV2 BiasAdd ConcatV2 DynamicStitch Maximum Merge Minimum Pack ParallelDynamicStitch Select SelectV2 Sub
     """.split()
 MEANS = ("All", "Any", "ArgMax", "ArgMin", "Max", "Mean", "Min")
 PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul", "Mul", "MulNoNan")
@@ -78,7 +81,7 @@ class BatchDegrees:
 
     Args:
         view: the graph for the fixed batch.
-        seen: the same graph with an open batch.
+        inferred: the same graph with an open batch.
         forward: the nodes outside autodiff: of autodiff's tensors only the delivered ones are known.
         losses: nodes that are differentiated: autodiff sums their values over examples.
         delivered: tensor -> its origin in autodiff.
@@ -186,7 +189,7 @@ class BatchDegrees:
             branches = list_branches(self._inferred.nodes[node])
             results = [self._find_results(one.name, degrees[1:]) or [None] * len(outputs) for one in branches]
             return list(map(_find_most, zip(*results, strict=True)))
-        return [self._find_degree_of(node)] * len(outputs)
+        return [self._find_degree_of(node)] * len(outputs) if outputs else []
 
     def _find_degrees_of_loop(self, node: NodeDef, begun: Degrees) -> Degrees:
         """The degrees of a loop's variables; unknown if they grow, or if a number of the batch ends the loop."""
@@ -222,9 +225,13 @@ class BatchDegrees:
         if node in self._divided:
             degree = known[self._divided[node]]
             return None if degree is None else degree - 1.0
+        if self._is_real(f"{node}:0"):  # integers are indices
+            known = [degree for degree, tensor in zip(known, inputs, strict=True) if not self._is_integer(tensor)]
         degrees = [degree for degree in known if degree is not None]
         if len(degrees) < len(known):
             return None
+        if not degrees:
+            return float(is_gone)  # a count of indices
         if op in _PARTS:
             is_example = find_open_axis(self._view, seen, seen.inputs(node)[_PARTS[op]]) == 0
             return None if is_example else max(degrees)
@@ -245,6 +252,12 @@ class BatchDegrees:
         if is_gone:  # a sum over the batch, or possibly one
             return degrees[0] + (op not in _STATISTICS)
         return None if any(degrees) or self._is_along_batch(node) else 0.0
+
+    def _is_real(self, tensor: str) -> bool:
+        return bool(tf.as_dtype(self._inferred.dtype(tensor)).is_floating)
+
+    def _is_integer(self, tensor: str) -> bool:
+        return bool(tf.as_dtype(self._inferred.dtype(tensor)).is_integer)
 
     def _is_along_batch(self, node: str) -> bool:
         """Whether an op acts along the batch: its results are not per example."""
