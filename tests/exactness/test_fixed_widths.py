@@ -219,6 +219,7 @@ SUMMED: dict[str, Callable[[Any, Any], Any]] = {
         tf.dynamic_partition(tf.range(tf.shape(x)[0]), words[:, 0] % 2, 2),
         [scale * part for scale, part in enumerate(tf.dynamic_partition(x[:, :5], words[:, 0] % 2, 2), 1)],
     ),
+    "rows by their positions": lambda x, words: tf.one_hot(tf.range(_count(x)), _count(x)) @ x[:, :5],
     "positions turned round twice": lambda x, words: tf.gather(
         tf.gather(x[:, :5], tf.reverse(tf.range(_count(x)), [0])), tf.reverse(tf.range(_count(x)), [0])
     ),

@@ -195,10 +195,11 @@ class AxisPairs:
     def _match_positions(self, node: str) -> Iterator[tuple[Axis, Axis]]:
         """The axis of a range, and the axis of as many entries whose positions the range has."""
         view, op, inputs = self._view, self._view.op(node), self._view.inputs(node)
-        target = self._find_numbered_axis(node) if op in _ROWS or op.startswith("UnsortedSegment") else None
+        has_positions = op in (*_ROWS, "OneHot") or op.startswith("UnsortedSegment")
+        target = self._find_numbered_axis(node) if has_positions else None
         if target is None:
             return
-        positions = node_of(inputs[1])
+        positions = node_of(inputs[0 if op == "OneHot" else 1])
         while view.op(positions) in (*_ENUMERATES, *_SELECTS):
             positions = node_of(view.inputs(positions)[0])
         if view.op(positions) == "Range" and view.shape(f"{positions}:0") == (target[1],):
@@ -207,7 +208,7 @@ class AxisPairs:
                 yield (f"{positions}:0", 0), target[0]
 
     def _find_numbered_axis(self, node: str) -> tuple[Axis, int | None] | None:
-        """The axis of whose entries the second input of a node has the positions, and its length."""
+        """The axis of whose entries an input of a node has the positions, and its length."""
         view, op, inputs = self._view, self._view.op(node), self._view.inputs(node)
         if op == "ResourceGather":
             variable = store_of(view, inputs[0])
@@ -215,12 +216,13 @@ class AxisPairs:
             dims = view.nodes[node_of(variable)].attr["shape"].shape.dim if is_known else ()
             return ((variable, 0), int(dims[0].size)) if dims else None
         tensor = inputs[0] if op in _ROWS else f"{node}:0"
-        axis = view.constant(inputs[2]) if op == "GatherV2" else np.array(0)
+        along = view.nodes[node].attr["axis"].i if op == "OneHot" else 0
+        axis = view.constant(inputs[2]) if op == "GatherV2" else np.array(along)
         shape = view.shape(tensor)
         if axis is None or not shape:
             return None
-        along = int(axis) % len(shape)
-        return (tensor, along), shape[along]
+        place = int(axis) % len(shape)
+        return (tensor, place), shape[place]
 
     def _try_lengths(self, node: str) -> list[tuple[Place, Place]]:
         """The pairs of axes of a node that have one length, by TensorFlow's shape inference."""
