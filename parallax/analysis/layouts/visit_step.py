@@ -163,14 +163,16 @@ def _visit_source(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact
         return visit_sparse_feed(step, node, program.sparse[node], batch)
     if node in program.ends:
         return step.all_outputs(node, RowEnds(batch, program.ends[node]), (Length.of(batch) + ONE,))
-    others = [tensor for tensor in view.outputs(node) if tensor not in batch_tensors(view, node)]
+    of_batch = set(batch_tensors(view, node))
+    others = [tensor for tensor in view.outputs(node) if tensor not in of_batch]
     others = [tensor for tensor in others if any(edge.node in program.order for edge in program.takers(tensor))]
     if others:
         raise GraphError(
             f"{view.op(node)} {node!r} gives batches of open length, but its output {others[0]!r} has the shape "
             f"{view.shape(others[0])}. All of its outputs must have an open first dimension (None). {REMEDY}"
         )
-    return step.all_outputs(node, Sharded(0, ShardedAxis(batch)))
+    rows = Sharded(0, ShardedAxis(batch))
+    return [step.fact(tensor, rows if tensor in of_batch else REPLICATED) for tensor in view.outputs(node)]
 
 
 def _require_replicated(program: VisitedGraph, step: StepWalk, node: str) -> list[Fact]:
