@@ -82,3 +82,11 @@ def test_texts_padded_to_unequal_widths_are_warned_of_where_the_padding_counts(r
     found = warnings(done)
     assert len(found) == (0 if is_masked else 1), done
     assert is_masked or "unequal widths" in found[0] and "train.py:13) computes with" in found[0], done
+
+
+@pytest.mark.rotates
+def test_shares_of_a_dataset_are_verified_against_one_process_that_has_them_all(start, write):
+    script = write("train.py", SCRIPT.replace('tf.placeholder(tf.float32, [None, 1], name="scale")', "tf.ones([1, 1])"))
+    done = start("-m", "parallax.entry.cli", "verify", "--workers", 2, "--steps", 2, script, "sharded").finish()
+    assert done.status == 0, done
+    assert done.stdout.splitlines()[-1].startswith("2 workers and one process are equal after 2 steps: "), done

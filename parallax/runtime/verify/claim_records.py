@@ -22,6 +22,7 @@ from parallax.base.errors import ConfigError
 from parallax.base.types import Graph, RunArgs, RunContext, RunValues, Value
 from parallax.plans.plan import Plan
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
+from parallax.runtime.verify.batches_of_graph import read_batches, text_as_bytes
 from parallax.runtime.verify.claims import Claims, find_watched
 from parallax.runtime.verify.draws import read_draws
 from parallax.runtime.worker.session.run_context import TrainingRuns
@@ -142,10 +143,10 @@ def save_claims(walk: Walk, folder: Path, fetch: str, sizes: Callable[[Sequence[
 
 
 class SavedTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Fetches tensors along with a step, and saves their values: claims, and random draws; every worker has one.
+    """Fetches tensors along with a step, and saves their values: claims, draws and batches; every worker has one.
 
     Args:
-        folder: of the job, with the drawn tensors, and with the groups if claims are checked.
+        folder: of the job, with the drawn and the read tensors, and with the groups if claims are checked.
         rank: of this worker.
         training: identifies the runs that are steps.
     """
@@ -154,7 +155,7 @@ class SavedTensors(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._folder = folder
         self._rank = rank
         self._training = training
-        self._draws = read_draws(folder)
+        self._draws = [*read_draws(folder), *read_batches(folder)]
         self._groups = ClaimGroups.read(folder) if (folder / GROUPS_FILE).exists() else ClaimGroups()
         self.finished = not self._draws and not self._groups.groups
         self._step: int | None = None
@@ -187,4 +188,11 @@ def _is_in(graph: Graph, tensor: str) -> bool:
 
 def save(path: Path, values: Mapping[str, Value]) -> None:
     """Writes arrays; types that NumPy lacks (bfloat16) as float32, which represents all their values."""
-    np.savez(path, **{n: v.astype(np.float32) if np.asarray(v).dtype.kind == "V" else v for n, v in values.items()})
+    np.savez(path, **{name: _as_saved(value) for name, value in values.items()})
+
+
+def _as_saved(value: Value) -> Value:
+    kind = np.asarray(value).dtype.kind
+    if kind in "OS":
+        return text_as_bytes(value)
+    return value.astype(np.float32) if kind == "V" else value

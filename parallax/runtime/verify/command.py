@@ -20,6 +20,7 @@ from parallax.runtime.islands.averaged_variables import find_averaged_variables
 from parallax.runtime.launcher.job import Job
 from parallax.runtime.launcher.launch import launch
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
+from parallax.runtime.verify.batches_of_graph import find_batches_of, save_batches
 from parallax.runtime.verify.claim_records import PLAN_FILE, save_claims, walk_of
 from parallax.runtime.verify.draws import draws_of, hidden_text, save_draws
 from parallax.runtime.verify.island_processes import MET, UNMET
@@ -64,7 +65,7 @@ def check_feeds(graph: Graph, parts: Sequence[range], requested: Settings) -> No
 
 
 def prepare(graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, requested: Settings) -> list[str]:
-    """Saves for both sides the plan, what islands average, random draws, and the claims that are checked in each step.
+    """Saves for both sides the plan, what islands average, random draws, batches, and the claims of each step.
 
     Args:
         graph: the user's.
@@ -74,12 +75,14 @@ def prepare(graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, req
         requested: feeds, fetch and seed.
 
     Returns:
-        Random ops whose draws the one process cannot be fed from the workers.
+        Ops whose draws or batches the one process cannot be fed from the workers.
     """
     fetch, walk = train_op(graph, requested.fetch), walk_of(analysed, plan)
     op = fetch.name.split(":")[0]
     random_tensors, hidden = draws_of(walk, op)
+    batches, unread = find_batches_of(walk, op)
     save_draws(folder, random_tensors)
+    save_batches(folder, batches)
     (folder / PLAN_FILE).write_text(plan.to_json())
     if plan.islands is not None:
         tables = [one for one in analysed.spec.variables if plan.variable(one.name).route == ALLTOALL]
@@ -90,7 +93,7 @@ def prepare(graph: Graph, analysed: AnalysedGraph, plan: Plan, folder: Path, req
         batch = concatenate_batches([named_batch(graph, feeds(0, rank, size)) for rank in range(size)])
         one = OneProcess(graph, analysed, batch, requested.seed or 1, requested.compute_dtype, inlined=True)
         save_claims(walk, folder, op, lambda tensors: one.sizes(tensors, batch))
-    return hidden
+    return [*hidden, *unread]
 
 
 def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], requested: Settings) -> int:
@@ -100,7 +103,7 @@ def compare_runs(job: Job, plan: Plan, folder: Path, hidden: Sequence[str], requ
         job: the workers' side.
         plan: of its graph.
         folder: in which both sides save their variables.
-        hidden: random ops whose draws the one process cannot be fed from the workers.
+        hidden: ops whose draws or batches the one process cannot be fed from the workers.
         requested: steps, feeds, tolerance and seed.
 
     Returns:

@@ -97,8 +97,9 @@ def _axis(parts: Sequence[tuple[int, ...]], whole: tuple[int, ...]) -> int | Non
 
 
 def hidden_text(hidden: Sequence[str]) -> str:
-    """The message about random ops whose draws the one process cannot be fed, in case of a difference."""
+    """The message about values that the one process cannot be fed from the workers, in case of a difference."""
     return (
-        f"Random ops in conditionals, loops or functions: {list_first(hidden)}. The single process draws other numbers "
-        "than the workers there, which alone makes results differ. To compare, turn them off (a dropout rate of 0).\n"
+        f"Random ops and batches in conditionals, loops or functions, and sparse elements: {list_first(hidden)}. The "
+        "single process has other values than the workers there, which alone makes results differ. To compare, turn "
+        "them off (a dropout rate of 0), or feed them.\n"
     )

@@ -16,6 +16,7 @@ from parallax.analysis.reading.construction.launcher_graph import export_graph
 from parallax.base.errors import ConfigError, GraphError
 from parallax.base.types import Array, Graph, GraphDef, Operation, Session, Value, Variable
 from parallax.graph.spec import VariableClass
+from parallax.runtime.verify.batches_of_graph import open_sources
 from parallax.runtime.verify.verdicts import OTHERS, OWN, VARIABLES
 from parallax.runtime.worker.session.bfloat16 import options_with
 from parallax.transform.building.editor import Worker
@@ -41,6 +42,7 @@ class OneProcess:
         batch: a global batch; placeholders of other shapes are opened.
         seed: of the job.
         compute_dtype: the element type in which products are computed.
+        read: tensors of the batch that the graph reads itself; see batches_of_graph.py.
         inlined: whether function calls are inlined, as in the workers' graphs, so that their tensors can be fetched.
     """
 
@@ -51,6 +53,7 @@ class OneProcess:
         batch: Mapping[str, Value],
         seed: int,
         compute_dtype: str | None,
+        read: Mapping[str, bool] | None = None,
         inlined: bool = False,
     ) -> None:
         self._initialize = initialization_phases(analysed.captured)
@@ -65,6 +68,7 @@ class OneProcess:
             for node in graph_def.node:  # the attributes of opened placeholders would still be a worker's
                 node.attr.pop(SHAPES, None)
         _open_batch(graph_def, batch)
+        open_sources(graph_def, analysed.captured.view, batch, read or {})
         set_seeds(graph_def, frozenset(), Worker(0, 1, seed, equal_randomness=True))
         self._graph = tf.Graph()
         with self._graph.as_default(), _explaining_batch_errors():
@@ -301,8 +305,8 @@ def _fixed_batch(message: str) -> str:
     text = " ".join(line for line in message.splitlines() if line and not line.startswith(around))
     return (
         "The single process of a verification gets the global batch, but the script's graph does not accept it: "
-        f"{text[:300]}. Leave the batch dimension of the placeholders open (None), or pass the arguments with which "
-        "the script builds the global batch: --joined-args '--batch 64'."
+        f"{text[:300]}. Leave the batch dimension of the placeholders and datasets open (None), or pass the arguments "
+        "with which the script builds the global batch: --joined-args '--batch 64'."
     )
 
 

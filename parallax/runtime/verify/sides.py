@@ -3,8 +3,8 @@
 The one process runs the script's graph unchanged, fed the workers' batches one after the other, and all those of an
 update at once where updates accumulate several. In islands there is one process for each, on the batches of its
 workers, and these meet as the islands do (island_processes.py). All workers draw the same random numbers, and so does
-the one process, so that sampled candidates agree; draws for the rows of a batch (dropout) are taken from the workers
-(draws.py).
+the one process, so that sampled candidates agree; draws for the rows of a batch (dropout), and batches that the graph
+reads itself, are taken from the workers (draws.py, batches_of_graph.py).
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from parallax.analysis.graph_to_plan import analyse
 from parallax.analysis.reading.construction.launcher_graph import pack_graph, pin_packed
 from parallax.base.types import Fetch, Graph, Value
 from parallax.graph.row_updates import UPDATES_OF_ROWS
-from parallax.graph.view import GraphView
+from parallax.graph.view import GraphView, node_of
 from parallax.plans.half_precision import ROUNDING
 from parallax.plans.plan import Plan, plan_from_json
 from parallax.runtime.islands.averaged_variables import AveragedVariables
 from parallax.runtime.supervisor.sealed_files import read_file_value, write_value
+from parallax.runtime.verify.batches_of_graph import concatenate_read, read_batches
 from parallax.runtime.verify.claim_records import KEPT_FILE, PLAN_FILE, START_FILE, ClaimGroups, save, walk_of
 from parallax.runtime.verify.claims import Claims
 from parallax.runtime.verify.draws import concatenate_draws, read_draws
@@ -176,32 +177,27 @@ def run_single(graph: Graph, requested: Settings, lazy_updates: bool = True) -> 
     has_layouts = requested.claims and ClaimGroups.read(folder).has_layouts
     analysed = analyse(graph, lazy_updates, layouts=None if has_layouts else False)
     rounding = rounding_of(requested.wire_dtype, requested.compute_dtype)
-    drawn_ops = read_draws(folder)
+    drawn_ops, read = read_draws(folder), read_batches(folder)
     is_as_written = not any(node.op in UPDATES_OF_ROWS for node in analysed.captured.view.nodes.values())
     as_written = analysed if is_as_written else analyse(graph, lazy_updates=False, synchronous=False)
+    kept = [_kept_files(folder, plan, ranks, len(worker_batches)) for ranks in ranks_by_island(plan)]
+    for files, batches in zip(kept, batches_by_island, strict=True):
+        for batch, of_batch in zip(batches, files if read else (), strict=bool(read)):
+            batch |= concatenate_read(of_batch, read)
+    has_all = {node_of(tensor) for tensor in read} <= {op.name for op in graph.get_operations()}
     one = OneProcess(
         graph,
         as_written,
         batches_by_island[0][0],
         requested.seed or 1,
         requested.compute_dtype,
-        inlined=bool(drawn_ops or requested.claims),
+        read,
+        inlined=bool(drawn_ops or requested.claims) or not has_all,
     )
-    for ranks, batches in zip(ranks_by_island(plan), batches_by_island, strict=True):
-        for number, (batch, shapes) in enumerate(zip(batches, one.shapes(drawn_ops, batches), strict=True)):
-            if not shapes:
-                continue
-            batch |= concatenate_draws(
-                [
-                    [
-                        folder / KEPT_FILE.format(rank=rank, step=batches_per_update * number + part)
-                        for rank in plan.grid.find_replica(replica)
-                    ]
-                    for part in range(batches_per_update)
-                    for replica in ranks
-                ],
-                shapes,
-            )
+    for files, batches in zip(kept, batches_by_island, strict=True):
+        for batch, of_batch, shapes in zip(batches, files, one.shapes(drawn_ops, batches), strict=True):
+            if shapes:
+                batch |= concatenate_draws(of_batch, shapes)
     if plan.islands is not None:
         averaged = read_file_value(folder / AVERAGED_FILE, AveragedVariables)
         processes = IslandProcesses(one, plan.islands, averaged)
@@ -217,6 +213,18 @@ def run_single(graph: Graph, requested: Settings, lazy_updates: bool = True) -> 
     if requested.claims:
         margins = Margins(max(tolerance_of(plan, requested), CLAIM_TOLERANCE), margin_of(plan, requested), rounding)
         evaluate_claims(one, Claims(walk_of(analysed, plan)), fetch.name, global_batches, folder, size, margins, graph)
+
+
+def _kept_files(folder: Path, plan: Plan, ranks: range, count: int) -> list[list[list[Path]]]:
+    """By update, and by worker in the order of rows, the files of what some workers have saved in `count` runs."""
+    return [
+        [
+            [folder / KEPT_FILE.format(rank=rank, step=run) for rank in plan.grid.find_replica(replica)]
+            for run in range(first, first + plan.accumulate_steps)
+            for replica in ranks
+        ]
+        for first in range(0, count, plan.accumulate_steps)
+    ]
 
 
 def _save_runs(folder: Path, runs: tuple[Values, Values], noise: dict[str, float], kinds: dict[str, str]) -> None:

@@ -8,7 +8,10 @@ from parallax.analysis.graph_to_plan import analyse
 from parallax.analysis.planner import make_plan
 from parallax.analysis.reading.construction import record
 from parallax.base.errors import ConfigError, GraphError, ParallaxError
+from parallax.graph.shard import shard
 from parallax.plans.plan import PlanConstraints, one_host
+from parallax.runtime.verify.batches_of_graph import concatenate_read, find_batches_of
+from parallax.runtime.verify.claim_records import save, walk_of
 from parallax.runtime.verify.island_processes import MET, UNMET
 from parallax.runtime.verify.one_process import OneProcess, check_fits, concatenate_batches
 from parallax.runtime.verify.table import FOLDED_FROM, join_islands, status, table_text, verdict_text
@@ -185,6 +188,50 @@ def from_dataset(table):
 def test_first_steps_that_one_process_cannot_repeat_are_refused_before_the_start(build, constraints, said):
     with pytest.raises(ConfigError, match=said):
         check_comparable(*analysed_and_planned(build, **constraints))
+
+
+def reading(rows, is_fed):
+    """A step that reads a shard of a dataset, in batches with a string and a number for all; or is fed them."""
+    graph = tf.Graph()
+    with graph.as_default():
+        dataset = shard(tf.data.Dataset.range(8)).batch(rows).map(lambda ids: (ids, tf.strings.as_string(ids), 2.0))
+        ids, texts, factor = v1.data.make_one_shot_iterator(dataset).get_next()
+        if is_fed:
+            ids, texts = v1.placeholder(tf.int64, [None], name="ids"), v1.placeholder(tf.string, [None], name="texts")
+        table = v1.get_variable("table", [8, 4], initializer=v1.random_normal_initializer(seed=1))
+        numbers = tf.strings.to_number(texts)[:, None]
+        loss = tf.reduce_mean(tf.square(tf.gather(table, ids) - numbers)) * tf.reduce_max(factor)
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    return graph
+
+
+def test_the_one_process_is_fed_the_batches_that_workers_read_from_datasets(tmp_path):
+    graph = reading(2, False)
+    analysed = analyse(graph)
+    walk = walk_of(analysed, make_plan(analysed.spec, one_host(2), PlanConstraints()))
+    read, hidden = find_batches_of(walk, "GradientDescent")
+    assert read == {f"IteratorGetNext:{number}": number < 2 for number in range(3)} and not hidden
+    files = []
+    for rank in range(2):
+        ids = np.array([rank, rank + 2])
+        texts = np.array([b"%d\0" % number if number else b"0" for number in ids], object)
+        found = dict(zip(read, (ids, texts, np.float32(2.0)), strict=True))
+        files.append([tmp_path / f"{rank}.npz"])
+        save(files[-1][0], found)
+    joined = concatenate_read(files, read)
+    assert joined["IteratorGetNext:1"].tolist() == [b"0", b"2\0", b"1\0", b"3\0"]
+    joined["IteratorGetNext:1"] = np.array([b"0", b"2", b"1", b"3"], object)
+    one = OneProcess(graph, analysed, joined, 1, None, read)
+    other = reading(2, True)
+    batch = {"ids:0": joined["IteratorGetNext:0"], "texts:0": joined["IteratorGetNext:1"]}
+    fed = OneProcess(other, analyse(other), batch, 1, None)
+    tables = [
+        process.run(["GradientDescent"], [fed_with])[1]["table"] for process, fed_with in ((one, joined), (fed, batch))
+    ]
+    np.testing.assert_array_equal(*tables)
+    save(files[-1][0], {**joined, "IteratorGetNext:2": np.float32(3.0)})
+    with pytest.raises(ConfigError, match="'IteratorGetNext:2' of the graph has no row for each example, and differs"):
+        concatenate_read(files, read)
 
 
 def test_batches_are_joined_by_rows_and_must_fit():
