@@ -243,7 +243,9 @@ def _make_allowed_plan(plan: Plan, analysed: AnalysedGraph, config: Config) -> P
         added = note_values_by_batch(analysed.captured.view, rewrites, analysed.sources)
         batches_note = note_of_batches(plan.accumulate_steps)
         cut = f"each worker's part of a step's batch is cut into {plan.accumulate_steps} micro-batches"
-        notes = [cut if note == batches_note and rewrites.micro_batches else note for note in plan.notes]
+        notes = list(plan.notes)
+        for one in rewrites.micro_batches:  # a step without a batch is whole
+            notes = [cut if note == batches_note else note for note in notes if one.steps or note != batches_note]
         plan = replace(plan, notes=(*notes, *(note for note in added if note not in notes)))
     return _with_peer_memory(plan, analysed, config)
 

@@ -30,9 +30,9 @@ SUBSTITUTES = "parallax_opened/"
 _SUBSTITUTE = "_parallax_substitute"
 _STATED_RANK, _MOST_RANK = "_parallax_stated_rank", "_parallax_most_rank"
 _STATED_LENGTH = "_parallax_stated_length"
-_REPORTED, _PART = "_parallax_reported", "_parallax_part"
+_REPORTED, _PART, _RUN = "_parallax_reported", "_parallax_part", "_parallax_run"
 FULL, _NUMERIC_LENGTH = "_parallax_full", "_parallax_numeric_length"
-_MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART])
+_MARKS = frozenset([_BATCH, _LENGTH, _ELEMENTS, _ROW_ENDS, _REPORTED, _PART, _RUN])
 """Marks of batch lengths, which do not affect the identity of a graph."""
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
 _SPARSE_ROLES = ("places", "values", "shape")
@@ -50,6 +50,11 @@ def mark_batch(placeholder: Tensor, step: str) -> None:
         step: the name of the step; all batches of one step have one length on a worker.
     """
     _set(placeholder.op, _BATCH, step)
+
+
+def mark_run(run: Operation, step: str) -> None:
+    """Marks the op that runs a step of a front end, which may have no batch."""
+    _set(run, _RUN, step)
 
 
 def mark_numeric_length(placeholder: Tensor) -> None:
@@ -306,20 +311,15 @@ def batch_of(node: NodeDef) -> str:
 
 
 def is_of_front_end(graph: Graph) -> bool:
-    """Whether a graph was made by a front end from traced steps: their batches are marked."""
-    return any(_is_marked(op) for op in graph.get_operations() if op.type == "Placeholder")
-
-
-def _is_marked(op: Operation) -> bool:
-    try:
-        return bool(op.get_attr(_BATCH))
-    except ValueError:
-        return False
+    """Whether a graph was made by a front end from traced steps: these and their batches are marked."""
+    marks = {"Placeholder": _BATCH, "NoOp": _RUN}
+    return any(op.type in marks and marks[op.type] in op.node_def.attr for op in graph.get_operations())
 
 
 def is_of_script(view: GraphView) -> bool:
     """Whether a graph was made by no front end: each worker's script chooses its fetches and feeds."""
-    steps = (batch_of(view.nodes[node]) for node in marked_nodes(view))
+    nodes = [view.nodes[node] for node in marked_nodes(view)]
+    steps = (batch_of(node) or _mark(node, _RUN) for node in nodes)
     return not any(step and not step.startswith(_SCRIPT) for step in steps)
 
 

@@ -109,6 +109,25 @@ def test_a_plan_counts_the_rows_that_the_first_batch_touches(workers, touched):
         assert (found.touched_rows, found.cost.sent_bytes > 0) == (expected, True)
 
 
+def test_a_step_without_a_batch_is_computed_by_every_worker_and_adds_nothing_up():
+    kernel, table = tf.Variable(tf.ones([3, 2])), tf.Variable(tf.ones([50, 4]))
+
+    @parallax.function
+    def step(rate):
+        noise = tf.nn.dropout(tf.random.normal([16, 3]), 0.5)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(noise @ kernel)) + tf.reduce_sum(tf.gather(table, [1, 2, 2]) ** 2)
+        gradient, rows = tape.gradient(loss, [kernel, table])
+        kernel.assign_sub(rate * gradient)
+        table.scatter_sub(rows)
+
+    analysed = analyse(step.graph_of(np.float32(0.1)))
+    plan = plan_for(analysed, one_host(2), parallax.Config())
+    rewrites = rewrites_of(analysed, plan)
+    assert (plan.notes, rewrites.all_reduces) == ((), ()) and len(rewrites.equal_random_ops) == 2
+    assert [(change.after.kind, len(change.edges)) for change in rewrites.layouts[0].changes] == [("sum", 1)]
+
+
 def test_a_slot_is_named_below_its_variable_and_variables_by_their_paths():
     dense = keras.layers.Dense(1, name="last")
     dense.build([None, 12])

@@ -49,7 +49,7 @@ def test_a_step_that_does_not_train_or_has_no_rows_is_not_cut():
     step, given = made_step(), take_part(batch(4), 0, 1)
     assert StepCut(4).micro_batches(step, given, 1) == [given]
     number = take_part([np.float32(1.0)], 0, 1)
-    assert StepCut(4, {"step"}).micro_batches(step, number, 1) == [number]
+    assert StepCut(4, {"step"}).micro_batches(step, number, 1) == [number] and number.weight_in(number.total) == 1.0
 
 
 def test_what_adds_up_is_added_and_of_the_rest_the_last_counts():

@@ -146,7 +146,7 @@ class _All(StepsHere):
         cuts = [cut.micro_batches(step, one, size) for one in share.arrays]
         runs = []
         for own in zip(*cuts, strict=True):
-            which = MicroBatchRun(len(cuts[0]), own[0].total / max(share.total, 1)) if cut.count > 1 else None
+            which = MicroBatchRun(len(cuts[0]), own[0].weight_in(share.total)) if cut.count > 1 else None
             given = [{t.name: np.asarray(value) for t, (value,) in self._feeds(step, one).items()} for one in own]
             given = [one for one in given for _ in range(stages)]  # all stages of a replica are fed alike
             found = job.run([step.run.name, *(tensor.name for tensor in flat)], given, micro_batch=which)

@@ -103,7 +103,7 @@ def _check_layouts(walk: Walk, terms: TrainingMode) -> None:
             f"plan is for {'synchronous' if terms.synchronous else 'asynchronous'} training. Leave sync at "
             f"{not terms.synchronous}."
         )
-    if terms.synchronous and not batch_by_node(walk.view):
+    if terms.synchronous and is_of_script(walk.view) and not batch_by_node(walk.view):
         raise GraphError(
             "Config(layouts=True) needs a batch of open length, but this graph has no placeholder, iterator or queue "
             "with an open first dimension. Leave that dimension open (None), or remove layouts."

@@ -49,6 +49,10 @@ class BatchPart:
         """Whether the worker has no rows of a non-empty batch."""
         return self.rows == 0 < self.total
 
+    def weight_in(self, total: int) -> float:
+        """Its weight as a micro-batch, of the workers' all, of a batch of `total` rows; 1 where there are no rows."""
+        return self.total / total if total else 1.0
+
 
 class ReplicatedPart:
     """A part of a batch that all workers get in full, as its length differs from the batch's.

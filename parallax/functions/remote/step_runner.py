@@ -97,7 +97,7 @@ class RunningSteps:
             stage None for those of others.
         """
         tensors, parts = [step.run, *fetches, *rows], self._cut.micro_batches(step, share, self._team_size)
-        runs = [MicroBatchRun(len(parts), part.total / max(share.total, 1)) for part in parts]
+        runs = [MicroBatchRun(len(parts), part.weight_in(share.total)) for part in parts]
         results = self._session.run_parts(
             tensors, [self._feeds(step, part) for part in parts], runs if self._cut.count > 1 else None
         )

@@ -30,6 +30,7 @@ from parallax.graph.batches import (
     mark_numeric_length,
     mark_partial_sum,
     mark_row_ends,
+    mark_run,
 )
 from parallax.graph.view import EXAMPLES
 from parallax.report.logger import log
@@ -181,6 +182,7 @@ class StepGraph:
                 self.loop.step.assign_add(1, read_value=False)
             results = concrete._call_flat([*feeds], captured_inputs)
             run = tf.group(*self.graph.get_operations()[first:], name="run")
+            mark_run(run, name)
             # Each result separately: the call's own name represents all of them, including those that depend on
             # gradients.
             results = tf.nest.map_structure(lambda one: None if one is None else tf.identity(one), results)
