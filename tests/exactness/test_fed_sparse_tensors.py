@@ -75,6 +75,16 @@ def attend(table: Any, bags: Any, matrix: Any, graph: Any) -> Any:
     return tf.math.segment_sum(edges[:, None] * tf.gather(nodes, of), at)
 
 
+def attend_by_softmax(table: Any, bags: Any, matrix: Any, graph: Any) -> Any:
+    """Attention by tf.sparse.softmax, of edges that are divided by those of a node together."""
+    nodes = tf.sparse.sparse_dense_matmul(matrix, table)
+    at, of = graph.indices[:, 0], graph.indices[:, 1]
+    scores = tf.reduce_sum(tf.gather(nodes, at) * tf.gather(nodes, of), 1)
+    edges = tf.sparse.softmax(tf.SparseTensor(graph.indices, scores, graph.dense_shape))
+    shares = graph / (1.0 + tf.sparse.reduce_sum(graph, 1, keepdims=True))
+    return tf.sparse.sparse_dense_matmul(edges, nodes) + tf.sparse.sparse_dense_matmul(shares, nodes)
+
+
 PROGRAMS: dict[str, Rows] = {
     "bags, mean": looked_up("mean"),
     "bags, sum": looked_up("sum"),
@@ -91,6 +101,7 @@ PROGRAMS: dict[str, Rows] = {
     ),
     "a graph convolution": convolve,
     "a graph's attention": attend,
+    "a graph's attention, by a softmax": attend_by_softmax,
 }
 
 
@@ -116,7 +127,10 @@ def test_fed_sparse_tensors_are_one_process_s(name):
     assert outcome.kind == "equal", outcome
 
 
-@pytest.mark.parametrize("name", ["bags, mean", "a matrix", "a graph convolution", "a graph's attention"])
+@pytest.mark.parametrize(
+    "name",
+    ["bags, mean", "a matrix", "sums of rows", *(name for name in PROGRAMS if name.startswith("a graph"))],
+)
 def test_rows_of_fed_sparse_tensors_stay_with_their_workers(name):
     graph = tf.Graph()
     with graph.as_default():

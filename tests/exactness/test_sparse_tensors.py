@@ -54,6 +54,27 @@ KEPT = {
         "found = tf.math.segment_sum(tf.gather(emb, bags.values), bags.indices[:, 0])",
         OF_BAGS,
     ),
+    **{
+        f"bags of a {kind} by segment": (
+            EACH_HAS_ONE,
+            BAGS,
+            f"found = tf.math.segment_{kind}(tf.gather(emb, bags.values), bags.indices[:, 0])",
+            OF_BAGS,
+        )
+        for kind in ("mean", "max", "min")
+    },
+    "shares of a softmax over the entries of an example": (
+        BAGS,
+        "scores = tf.SparseTensor(places, tf.gather(emb, bags.values)[:, 0], shape)",
+        "found = tf.sparse.sparse_dense_matmul(tf.sparse.softmax(scores), emb[: tf.shape(words)[1]])",
+        OF_BAGS,
+    ),
+    "sums of the entries of an example": (
+        BAGS,
+        "scores = tf.SparseTensor(places, tf.gather(emb, bags.values)[:, 0], shape)",
+        "found = tf.concat([tf.sparse.reduce_sum(scores, 1, keepdims=True)] * 2, 1)",
+        OF_BAGS,
+    ),
     "bags without merging": (
         EACH_HAS_ONE,
         BAGS,
@@ -138,6 +159,18 @@ GATHERED = {
     "counts of distinct ids": (
         "ids, at, counts = tf.unique_with_counts(words[:, 0])",
         "loss = tf.reduce_mean(tf.gather(emb, ids) * tf.cast(counts, F)[:, None])",
+    ),
+    "products by segment, where the last example has no entries": (
+        BAGS,
+        "at = tf.minimum(places[:, 0], tf.shape(words, tf.int64)[0] - 2)",
+        "kept = tf.gather(places[:, 0], tf.where(places[:, 0] <= at)[:, 0])",
+        "rows = tf.gather(tf.gather(emb, bags.values), tf.where(places[:, 0] <= at)[:, 0])",
+        "loss = tf.reduce_mean(h * h) + tf.reduce_mean(tf.math.segment_prod(rows, kept))",
+    ),
+    "sums of entries over the examples": (
+        BAGS,
+        "scores = tf.SparseTensor(places, tf.gather(emb, bags.values)[:, 0], shape)",
+        "loss = tf.reduce_mean(h * h) + tf.reduce_sum(tf.square(tf.sparse.reduce_sum(scores, 0)))",
     ),
     "places of entries": (BAGS, "loss = tf.reduce_mean(h * h) + 0.01 * emb[0, 0] * tf.cast(tf.reduce_sum(places), F)"),
 }

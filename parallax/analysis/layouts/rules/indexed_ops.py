@@ -299,6 +299,8 @@ def _find_counter(step: StepWalk, tensor: str, part: ShardedAxis, is_first: bool
         elif op == "Mul" and any(_is_of_ones(step, one, is_first) for one in inputs):
             tensor = next((one for one in inputs if not _is_of_ones(step, one, is_first)), inputs[0])
             is_first = is_first and (step.facts[tensor].dims or (ONE,))[-1] != ONE  # one number for all indices
+        elif op == "FloorDiv" and is_first and (step.facts[inputs[1]].values() or [None])[0] == ONE:
+            tensor = inputs[0]
         elif op in ("Add", "AddV2") and is_first and any(_begin_with_zero(step, one) for one in inputs):
             tensor = next((one for one in inputs if not _begin_with_zero(step, one)), inputs[0])
         else:

@@ -65,6 +65,8 @@ _DRAWS = """
     """.split()
 
 _BAG_GRADIENTS = tuple(f"SparseSegment{how}Grad{form}" for how in ("Sum", "Mean", "SqrtN") for form in ("", "V2"))
+_SEGMENTS = tuple(f"Segment{how}" for how in ("Sum", "Mean", "Max", "Min"))
+"""Ops whose result is 0 for an example without entries; SegmentProd's is 1."""
 _SAMPLERS = ("LogUniformCandidateSampler", "UniformCandidateSampler", "FixedUnigramCandidateSampler")
 
 _SCATTERS_INTO = tuple(f"TensorScatter{how}" for how in ("Add", "Max", "Min", "Sub", "Update"))
@@ -151,12 +153,18 @@ _OF_SHARDED: dict[str, Rule] = {
     **dict.fromkeys(("ParseExample", "ParseExampleV2"), sparse_examples.parse_examples),
     **dict.fromkeys(("StringSplit", "StringSplitV2"), sparse_examples.split_texts),
     **dict.fromkeys(("SparseCross", "SparseCrossV2", "SparseCrossHashed"), sparse_examples.cross_features),
+    "SparseSoftmax": sparse_examples.normalize_entries,
+    **dict.fromkeys(("SparseReduceSum", "SparseReduceMax"), sparse_examples.reduce_entries),
+    **dict.fromkeys(
+        ("SparseDenseCwiseAdd", "SparseDenseCwiseMul", "SparseDenseCwiseDiv"),
+        sparse_examples.combine_with_dense,
+    ),
     **dict.fromkeys(("CTCGreedyDecoder", "CTCBeamSearchDecoder"), sparse_examples.decode_labels),
     **dict.fromkeys(("CTCLoss", "CTCLossV2"), sparse_examples.label_losses),
     "SparseReshape": sparse_tensors.reshape_places,
     "SparseReorder": sparse_tensors.sort_entries,
     "SparseFillEmptyRows": sparse_tensors.fill_empty_rows,
-    **dict.fromkeys(("SegmentSum", *SEGMENT_LOOKUPS), sparse_tensors.add_up_bags),
+    **dict.fromkeys((*_SEGMENTS, *SEGMENT_LOOKUPS), sparse_tensors.add_up_bags),
     **dict.fromkeys(_BAG_GRADIENTS, sparse_tensors.bag_gradient),
     **dict.fromkeys(("Unique", "UniqueV2"), sparse_tensors.take_distinct),
 }
@@ -251,7 +259,7 @@ _OF_CONCATENATED: dict[str, Rule] = {
 _OF_DISTINCT: dict[str, Rule] = {
     **dict.fromkeys(sorted(ELEMENTWISE), sparse_tensors.combine),
     **dict.fromkeys(("ResourceGather", "Gather", "GatherV2"), sparse_tensors.look_up),
-    **dict.fromkeys(("SegmentSum", *SEGMENT_LOOKUPS), sparse_tensors.add_up_bags),
+    **dict.fromkeys((*_SEGMENTS, *SEGMENT_LOOKUPS), sparse_tensors.add_up_bags),
     **dict.fromkeys(_BAG_GRADIENTS, sparse_tensors.bag_gradient),
     "UnsortedSegmentSum": sparse_tensors.add_up_positions,
     **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod"), sparse_tensors.reduce_rows),

@@ -377,9 +377,10 @@ def slice_plainly(step: StepWalk, node: str) -> list[Fact] | None:
     if part is None:
         return None
     _localize_places(step, node, (1, 2), fact.axis, fact.part)
-    inferred = step.fact(f"{node}:0", Sharded(fact.axis, part)).dims or ()
+    inferred = step.fact(f"{node}:0", Sharded(fact.axis, part)).dims or (None,) * len(size)
     dims = [n if stated is None or stated.number == -1 else stated for n, stated in zip(inferred, size, strict=False)]
-    return step.all_outputs(node, Sharded(fact.axis, part), tuple(dims) or None)
+    known = tuple(n for n in dims if n is not None)
+    return step.all_outputs(node, Sharded(fact.axis, part), known if len(known) == len(dims) else None)
 
 
 def fold_space(step: StepWalk, node: str) -> list[Fact] | None:

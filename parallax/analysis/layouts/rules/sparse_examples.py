@@ -8,7 +8,7 @@ from parallax.analysis.layouts.rules.indexed_ops import find_first_numbers
 from parallax.analysis.layouts.rules.step_walk import StepWalk
 from parallax.base.errors import GraphError
 from parallax.graph.batches import sparse_feeds
-from parallax.graph.lengths import Length
+from parallax.graph.lengths import ONE, Length
 from parallax.plans.layouts import DISTINCT, UNEVEN, OffsetRange, Sharded, ShardedAxis
 
 _ADJACENT = (
@@ -102,6 +102,50 @@ def scatter_sparse_values(step: StepWalk, node: str) -> list[Fact] | None:
         return step.all_outputs(node, Sharded(0, example))
     step.localize(node, 1, 0, dims)
     return step.all_outputs(node, Sharded(0, example), shape.complete_values())
+
+
+def normalize_entries(step: StepWalk, node: str) -> list[Fact] | None:
+    """SparseSoftmax: over entries whose places differ in the last number alone, which are of one example."""
+    values = step.inputs(node)[1]
+    if _take_sparse_input(step, node, (0, 1, 2)) is None:
+        return None
+    return step.all_outputs(node, values.layout, values.dims)
+
+
+def reduce_entries(step: StepWalk, node: str) -> list[Fact] | None:
+    """SparseReduceSum and SparseReduceMax: over axes other than that of the examples."""
+    _, _, shape, axes = step.inputs(node)
+    dims, picked = shape.values(), axes.numbers()
+    over = {axis % len(dims) for axis in picked} if dims and picked else {0}
+    if 0 in over or not dims:
+        return None
+    is_kept = step.view.flag(node, "keep_dims")
+    lengths = [ONE if axis in over else length for axis, length in enumerate(dims) if is_kept or axis not in over]
+    if any(length is None or step.has_batch(length) for length in lengths[1:]):  # of a worker's own entries
+        return None
+    example = _take_sparse_input(step, node, (0, 1, 2))
+    if example is None:
+        return None
+    step.require_layout(node, 3, REPLICATED)
+    return step.all_outputs(node, Sharded(0, example), (example.length, *filter(None, lengths[1:])))
+
+
+def combine_with_dense(step: StepWalk, node: str) -> list[Fact] | None:
+    """SparseDenseCwiseAdd and similar: entries, each with that of a dense tensor in its place, which is broadcast."""
+    values, shape, dense = step.inputs(node)[1:]
+    dims = shape.values()
+    example = step.part_of(dims[0]) if dims else None
+    numbers = None if example is None else find_first_numbers(step, node, 0, example)
+    if not dims or numbers is None or dense.dims is None or len(dense.dims) > len(dims):
+        return None
+    if numbers.of in step.adjacent and len(dense.dims) > 0 and dense.dims[-1] != ONE:  # whose columns are a worker's
+        return None
+    is_broadcast = len(dense.dims) < len(dims) or dense.dims[0] == ONE
+    if not (dense.is_same if is_broadcast else (dense.axis, dense.part) == (0, example)):
+        return None
+    if _take_sparse_input(step, node, (0, 1, 2)) is None:
+        return None
+    return step.all_outputs(node, values.layout, values.dims)
 
 
 def _take_sparse_input(
