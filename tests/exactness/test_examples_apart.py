@@ -303,7 +303,7 @@ def test_ops_on_sequences_keep_the_length_that_all_have(case: str) -> None:
     assert (found.kind, found.gathers) == ("equal", ()), found
 
 
-@pytest.mark.parametrize("beside", ["positions", "a mask of matrices"])
+@pytest.mark.parametrize("beside", ["positions", "first positions", "one position for all", "a mask of matrices"])
 def test_words_that_are_taken_out_of_texts_of_open_length_stay_with_their_workers(beside: str) -> None:
     """As a Transformer's layers do without padding: all lengths follow from that of the texts."""
 
@@ -313,6 +313,8 @@ def test_words_that_are_taken_out_of_texts_of_open_length_stay_with_their_worker
         h = tf.gather(v1.get_variable("emb", [11, 4]), ids)
         if beside == "positions":
             h += tf.gather(v1.get_variable("positions", [9, 4]), tf.tile(tf.range(longest)[None], [rows, 1]))
+        elif beside != "a mask of matrices":
+            h += v1.get_variable("positions", [9 if beside == "first positions" else 1, 4])[:longest]
         else:
             mask = tf.linalg.band_part(tf.ones([longest, longest]), -1, 0)
             h += tf.matmul(tf.matmul(h, h, transpose_b=True) * mask[None], h)

@@ -142,8 +142,15 @@ def _broadcast_dims(
         lengths = [dims[place - rank + len(dims)] for dims in known if place - rank + len(dims) >= 0]
         length: Length | None = lengths[0]
         for other in lengths[1:]:
-            length = broadcast(length, other) if length is not None else None
+            length = _broadcast(step, length, other) if length is not None else None
         if part is not None and place == axis:
             length = part.length
         broadcast_lengths.append(Length.of(f"{step.prefix}{node}:0[{place}]") if length is None else length)
     return tuple(broadcast_lengths)
+
+
+def _broadcast(step: StepWalk, one: Length, other: Length) -> Length | None:
+    """The length to which two are broadcast: n, where one is the first n entries of an axis; fewer fit only if one."""
+    if step.limits.get(other) == one:
+        return one
+    return other if step.limits.get(one) == other else broadcast(one, other)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from parallax.graph.lengths import Length
+from parallax.graph.lengths import ONE, Length
 from parallax.plans.layouts import EmptyList, Layout, LengthValue, Partial, PerExample, Replicated, Sharded, ShardedAxis
 
 REPLICATED, LENGTHS, SUM, COUNTED = Replicated(), LengthValue(), Partial("sum"), Partial("sum", is_counted=True)
@@ -107,3 +107,18 @@ class ExampleLoop:
 def shift_axis(layout: Layout, by: int) -> Layout:
     """The layout of a tensor with axes added, or removed, before the one along which it may be sharded."""
     return Sharded(layout.axis + by, layout.part) if isinstance(layout, Sharded) else layout
+
+
+def find_limit(bounds: Sequence[Fact], masks: Mapping[str, int], entry: int) -> Length | None:
+    """How many first entries of an axis a StridedSlice takes at most: a length that the graph computes.
+
+    Args:
+        bounds: the begins, ends and strides.
+        masks: of the slice, by name.
+        entry: of these, the one of the axis.
+    """
+    begin, end, stride = ((fact.values() or [])[entry : entry + 1] for fact in bounds)
+    limit = end[0] if end and not masks["end"] >> entry & 1 else None
+    is_first = bool(masks["begin"] >> entry & 1) or begin == [Length.of(0)]
+    is_plain = is_first and stride == [ONE] and limit is not None and limit.number is None
+    return limit if is_plain and limit is not None and all(factor > 0 for _, factor in limit.terms) else None

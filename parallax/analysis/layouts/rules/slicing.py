@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from parallax.analysis.layouts.rules.facts import REPLICATED, Dims, Fact
+from parallax.analysis.layouts.rules.facts import REPLICATED, Dims, Fact, find_limit
 from parallax.analysis.layouts.rules.reshaping import find_block, keep_plain, restate_length
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
 from parallax.graph.lengths import ONE, Length
@@ -171,6 +171,8 @@ def _find_dims(step: StepWalk, node: str, layout: Layout) -> Dims | None:
                 dims[left] = measured or Length.of(f"{step.prefix}{node}[{left}]")
             elif measured is not None and axis != fact.axis:  # whose length is that of the sharding
                 dims[left] = measured
+            if (limit := find_limit(bounds, masks, cut)) and (fact.dims[axis].number or 0) > 0:
+                step.limits[dims[left]] = limit
     return tuple(dims)
 
 

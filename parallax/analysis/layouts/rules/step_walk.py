@@ -64,6 +64,7 @@ class StepWalk:
         padded: nodes that pad ragged rows to the longest of all workers'.
         squeezed: Squeeze of a sharded tensor -> the axes that one process drops.
         blocks: length -> the sharding of an axis of that length by blocks, where one was found.
+        limits: length of the first entries of an axis -> how many are taken, where the axis has as many.
         adjacent: placeholders of a fed sparse tensor's indices whose second number is an example's, too.
         fed_scalars: placeholders of a script's integers, such as its number of examples.
         fed_lengths: those of them that are fed the length of a per-worker batch -> the placeholder of that batch.
@@ -105,6 +106,7 @@ class StepWalk:
     padded: list[str] = field(default_factory=list)
     squeezed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     blocks: dict[Length, ShardedAxis] = field(default_factory=dict)
+    limits: dict[Length, Length] = field(default_factory=dict)
     is_script: bool = False
     stored: dict[str, Fact] = field(default_factory=dict)
     stored_before: Mapping[str, Fact] = field(default_factory=dict)
