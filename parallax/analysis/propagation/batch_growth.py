@@ -21,6 +21,7 @@ from parallax.analysis.reading.batches.batch_degrees import (
     QUOTIENTS,
     gradients_of,
 )
+from parallax.analysis.reading.batches.open_lengths import SHAPE_SLOT
 from parallax.analysis.reading.capture import CapturedGraph
 from parallax.graph.batches import are_elements, batch_by_node
 from parallax.graph.control_flow import predicate_of
@@ -143,7 +144,8 @@ class BatchGrowth:
             of_terms = self._degree_of(inputs[0])
             return None if of_terms is None else of_terms + 1.0
         if op in AS_FIRST or op in MEANS or op == "IdentityN" or (op == "Cumsum" and not self._is_along_batch(node)):
-            return self._degree_of(inputs[number if op == "IdentityN" else 0])
+            data = [one for slot, one in enumerate(inputs) if slot != SHAPE_SLOT.get(op)]
+            return self._degree_of(data[number if op == "IdentityN" else 0])
         known = [self._degree_of(one) for one in inputs]
         if op in PRODUCTS or op in QUOTIENTS or op in ("FloorDiv", "SquaredDifference", "Pow") or op in POWERS:
             return self._find_product(node, known)
