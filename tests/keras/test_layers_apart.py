@@ -27,8 +27,9 @@ def notes_of(layer, shape):
         (lambda: layers.Resizing(4, 4, interpolation="bicubic"), (6, 6, 3)),
         (lambda: layers.MaxPooling3D(), (4, 4, 4, 2)),
         (lambda: layers.AveragePooling3D(2), (4, 4, 4, 2)),
+        (lambda: layers.Lambda(lambda x: ops.linspace(x[:, 0], x[:, 1], 5, axis=1)), (6, 4)),
     ],
-    ids=["transposed", "bilinear", "bicubic", "MaxPooling3D", "AveragePooling3D"],
+    ids=["transposed", "bilinear", "bicubic", "MaxPooling3D", "AveragePooling3D", "linspace"],
 )
 def test_layers_keep_examples_apart(make, shape):
     assert notes_of(make(), shape) == ()

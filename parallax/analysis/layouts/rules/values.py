@@ -23,24 +23,18 @@ BatchOf = Callable[[Length], str | None]
 
 
 def constant_value(view: GraphView, tensor: str) -> Value | None:
-    """The value of a small integer constant."""
-    shape = view.shape(tensor)
-    if shape is not None and (len(shape) > 1 or (shape and (shape[0] or 0) > _MOST)):
+    """The value of a small constant of integers, or of booleans as 1 and 0."""
+    shape = view.shape(tensor) or ()
+    is_small = len(shape) <= 1 and all((length or 0) <= _MOST for length in shape)
+    constant = view.constant(tensor) if is_small and _is_integral(view.dtype(tensor)) else None
+    if constant is None or constant.ndim > 1 or constant.size > _MOST:
         return None
-    constant = view.constant(tensor) if _is_integer(view.dtype(tensor)) else None
-    if (
-        constant is None
-        or np.ndim(constant) > 1
-        or np.size(constant) > _MOST
-        or not np.issubdtype(constant.dtype, np.integer)
-    ):
-        return None
-    return Length.of(int(constant)) if np.ndim(constant) == 0 else tuple(Length.of(int(n)) for n in constant)
+    return Length.of(int(constant)) if constant.ndim == 0 else tuple(Length.of(int(n)) for n in constant)
 
 
 @cache
-def _is_integer(dtype: int) -> bool:
-    return bool(tf.as_dtype(dtype).is_integer)
+def _is_integral(dtype: int) -> bool:
+    return bool(tf.as_dtype(dtype).is_integer or tf.as_dtype(dtype).is_bool)
 
 
 def compute_value(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
@@ -136,8 +130,14 @@ def _negate(fact: Fact) -> Value | None:
 
 
 def _select(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
-    condition = inputs[0].numbers() or []
-    return inputs[1 if condition[0] else 2].value if len(condition) == 1 else None
+    known = [one for one in (fact.value for fact in inputs) if one is not None]
+    if len(known) < len(inputs):
+        condition = inputs[0].numbers() or []
+        return inputs[1 if condition[0] else 2].value if len(condition) == 1 else None
+    length = max((len(one) for one in known if isinstance(one, tuple)), default=None)
+    rows = zip(*(_spread(one, length or 1) for one in known), strict=True)
+    values = tuple(None if by is None or by.number is None else a if by.number else b for by, a, b in rows)
+    return values[0] if length is None else values
 
 
 def _product(view: GraphView, node: str, inputs: Sequence[Fact]) -> Value | None:
@@ -353,7 +353,7 @@ def _find_elements(step: StepWalk, tensor: str) -> _Elements | None:
     if (values := step.facts[tensor].values()) is not None:
         return _array(values, () if step.facts[tensor].rank == 0 else (len(values),))
     if view.op(node) == "Const":
-        constant = view.constant(tensor) if _is_integer(view.dtype(tensor)) else None
+        constant = view.constant(tensor) if _is_integral(view.dtype(tensor)) else None
         if constant is None or constant.size > _MOST:
             return None
         return _array([Length.of(int(n)) for n in constant.ravel()], constant.shape)
