@@ -112,14 +112,6 @@ def encode_frame(frame: Frame) -> bytes:
     return seal(json.dumps({"frame": kind, **asdict(frame)}).replace("<", "\\u003c").encode("ascii"))
 
 
-def decode_frame(line: bytes) -> Frame | None:
-    """Decodes the frame in `line`; None if the line is no frame: output of mpirun itself, or a damaged frame."""
-    try:
-        return read_frame(line)
-    except DamagedMessage:
-        return None
-
-
 def read_frame(line: bytes) -> Frame:
     """Decodes the frame in `line`.
 

@@ -1,5 +1,6 @@
 import pytest
 
+from parallax.runtime.supervisor.control import DamagedMessage
 from parallax.runtime.supervisor.frames import (
     Control,
     Demultiplexer,
@@ -7,8 +8,8 @@ from parallax.runtime.supervisor.frames import (
     Pulse,
     Start,
     Text,
-    decode_frame,
     encode_frame,
+    read_frame,
 )
 
 
@@ -40,7 +41,7 @@ def test_a_frame_is_one_line_that_no_tag_can_hide_in(frame):
     assert line.count(b"\n") == 1
     assert b"<" not in line
     assert line.isascii()
-    assert decode_frame(line) == frame
+    assert read_frame(line) == frame
 
 
 def test_every_frame_is_longer_than_a_tag():
@@ -50,7 +51,8 @@ def test_every_frame_is_longer_than_a_tag():
 
 @pytest.mark.parametrize("line", [b"", b"words of mpirun", b"2", b"{}", b'{"rank": 0}', b'{"rank": 0, "start": {}}'])
 def test_what_is_no_frame_is_told_apart(line):
-    assert decode_frame(line) is None
+    with pytest.raises(DamagedMessage):
+        read_frame(line)
 
 
 def test_pieces_of_two_ranks_that_meet_in_a_line_are_put_together():
