@@ -35,9 +35,8 @@ from parallax.report.plan_table import PrintedPlan, explain_variable, plan_table
 from parallax.report.show import write_file
 from parallax.runtime.before_launch import check_launching
 from parallax.runtime.launcher.job import Job, servers_by_host
-from parallax.runtime.launcher.launch import JobEnd, launch
+from parallax.runtime.launcher.launch import launch
 from parallax.runtime.launcher.mpirun import this_launcher
-from parallax.runtime.launcher.restarts.spare import Launch
 from parallax.runtime.launcher.restarts.waiting_job import end_waiting_job
 from parallax.runtime.make_job import cluster_of, job_of, new_folder, of_workers, with_cluster
 from parallax.runtime.measure.options import measure_options
@@ -257,23 +256,14 @@ def _simulate(call: Call) -> int:
 
 def _run(call: Call) -> int:
     """Implements `parallax run` and `parallax verify`, and the script itself: returns a job's exit status."""
-    return run_job(call).status
-
-
-def run_job(call: Call, launch_job: Launch | None = None) -> JobEnd:
-    """Plans a call and starts its job; returns the result of `launch_job`, by default `launch.launch`.
-
-    Raises:
-        ParallaxError: before anything is started, as `parallel_run`.
-    """
     planned = plan_call(call)
     if call.requested.role == Role.LAUNCH:
         check_outputs(call, planned.cluster)
-    return _launch(call, planned, launch_job or launch)
+    return _launch(call, planned)
 
 
-def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
-    """Starts the workers and waits for the job's end."""
+def _launch(call: Call, planned: PlannedCall) -> int:
+    """Starts the workers, waits for the job's end and returns its exit status."""
     from parallax.runtime.verify.claim_records import check_claims
     from parallax.runtime.verify.command import check_feeds, compare_runs, prepare
     from parallax.runtime.verify.sides import ranks_by_island, save_graph
@@ -298,14 +288,14 @@ def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
 
         job = job_of(graph, analysed, plan, cluster, config, mine, seed)
         sys.stdout.write("\n" + dry_run_text(job, this_launcher()))
-        return JobEnd(0)
+        return 0
     if not verifying:
 
         def job_on(plan: Plan, cluster: Cluster) -> Job:
             return job_of(graph, analysed, plan, cluster, config, mine, seed)
 
         plan_for_hosts = partial(plan_on, analysed=analysed, call=call)
-        return launch_planned(config, (cluster, plan), plan_for_hosts, job_on, launch_job, mine.memory_job)
+        return launch_planned(config, (cluster, plan), plan_for_hosts, job_on, launch, mine.memory_job).status
     folder = new_folder()
     try:
         mine = replace(mine, role=Role.VERIFY_WORKER, job_folder=str(folder))
@@ -313,7 +303,7 @@ def _launch(call: Call, planned: PlannedCall, launch_job: Launch) -> JobEnd:
         save_graph(graph, folder)
         requested = replace(requested, seed=seed)
         hidden = prepare(graph, analysed, plan, folder, requested)
-        return JobEnd(compare_runs(job, plan, folder, hidden, requested))
+        return compare_runs(job, plan, folder, hidden, requested)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -81,8 +81,8 @@ class RowWiseAdagradRule:
     replaces: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        at_least("initial_accumulator_value", self.initial_accumulator)
-        at_least("epsilon", self.epsilon)
+        _check_not_negative("initial_accumulator_value", self.initial_accumulator)
+        _check_not_negative("epsilon", self.epsilon)
 
     @property
     def slots(self) -> tuple[RowSlot, ...]:
@@ -118,7 +118,7 @@ class LazyAdamRule:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 0 and below 1, got {getattr(self, name)!r}.")
-        at_least("epsilon", self.epsilon)
+        _check_not_negative("epsilon", self.epsilon)
 
     @property
     def slots(self) -> tuple[RowSlot, ...]:
@@ -161,7 +161,7 @@ class AdmittedFtrlRule:
 
     def __post_init__(self) -> None:
         for name in ("beta", "l1", "l2"):
-            at_least(name, getattr(self, name))
+            _check_not_negative(name, getattr(self, name))
         if not (isinstance(self.after, int) and 1 <= self.after < MOST_SIGHTINGS):
             raise ConfigError(f"admit_after must be at least 1, got {self.after!r}.")
         if not 0 < self.odds <= 1:
@@ -209,14 +209,10 @@ def initial_slot(slot: RowSlot, shape: Sequence[int], dtype: DType) -> Tensor:
     return tf.fill(shape, tf.constant(slot.initial, dtype))
 
 
-def at_least(name: str, value: float, least: float = 0.0) -> None:
-    """Refuses a number that is too small.
-
-    Raises:
-        ConfigError: the number is too small.
-    """
-    if not value >= least:
-        raise ConfigError(f"{name} must be at least {least:g}, got {value!r}.")
+def _check_not_negative(name: str, value: float) -> None:
+    """Raises ConfigError for a negative number."""
+    if not value >= 0:
+        raise ConfigError(f"{name} must be at least 0, got {value!r}.")
 
 
 def _broadcast_over_rows(by_row: Tensor, gradient: Tensor) -> Tensor:

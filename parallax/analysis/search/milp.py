@@ -129,13 +129,13 @@ def _no_room(problem: Problem) -> NotEnoughMemory:
     )
 
 
-def least_seconds(problem: Problem, slowness: float = 1.0) -> float:
+def least_seconds(problem: Problem) -> float:
     """A lower bound of every choice: each load and wait is minimal over the options, and no round is shared."""
-    loads, waits = _least(problem, slowness)
+    loads, waits = _least(problem)
     return step_of(compute_phases(waits, loads), problem.load)
 
 
-def _least(problem: Problem, slowness: float) -> tuple[Floats, Floats]:
+def _least(problem: Problem, slowness: float = 1.0) -> tuple[Floats, Floats]:
     """The sum over the variables of the minimum load of each end, and of the minimum wait of each waiting process."""
     loads = sum(np.min([o.extra_s + slowness * o.link for o in options], axis=0) for options in problem.options)
     waits = sum(np.min([o.waits for o in options], axis=0) for options in problem.options)
