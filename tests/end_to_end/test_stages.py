@@ -221,9 +221,9 @@ REFUSED = [
     (["--stages", "nothing"], "must be an op of the forward pass"),
     (["--stages", "add_5,add_2,add_3"], "must be in the order of the forward pass"),
     (["--stages", "loss"], "The last stage must have an op"),
-    (["--stages", "add_2,add_2"], "must have each name once"),
+    (["--stages", "add_2,add_2"], "must not repeat a name"),
     (["--stages", "0"], "must be an integer of at least 1"),
-    (["--stages", "2", "--micro-batches", "4", "--accumulate-steps", "2"], "Give micro_batches alone"),
+    (["--stages", "2", "--micro-batches", "4", "--accumulate-steps", "2"], "Set micro_batches alone"),
     (["--stages", "auto"], "measure the cluster"),
     (["--stages", "2", "--measure", "model.json"], "--measure is not supported yet with stages"),
 ]

@@ -47,7 +47,7 @@ def test_rows_that_workers_make_are_those_that_the_script_makes(start, kind):  #
     done = running.finish(240)
     parts = differences(found_in(done), expected)
     assert max(parts.values()) <= 1e-5, parts
-    assert done.stderr.count("give other rows on another machine") == (kind == "away")
+    assert done.stderr.count("return other rows on another machine") == (kind == "away")
 
 
 @pytest.mark.rotates
@@ -80,7 +80,7 @@ def test_workers_are_kept_from_fit_to_fit_until_they_end(start, kind, others):  
     assert max(differences(found_in(done), expected).values()) <= 1e-6
     assert len(kept[0]) == 2 and all(one == kept[0] for one in kept[:5]), others
     assert len(last) == (3 if kind == "other settings" else 2) and not set(last) & set(kept[0]), others
-    assert done.stderr.count("those of the call before") == 1
+    assert done.stderr.count("those of the previous call") == 1
     if kind == "closed":
         assert kept[5] == []
     if "killed" in kind:

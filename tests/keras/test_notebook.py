@@ -78,7 +78,7 @@ def test_cells_fit_are_interrupted_and_fit_again_as_plain_keras(notebook):
     assert shown.endswith("KeyboardInterrupt")
     assert notebook.run("1 / 0").endswith("ZeroDivisionError")
     shown = notebook.run("again = model.fit(x, y, epochs=1, verbose=0)\nlen(again.history['loss'])")
-    assert "plan and workers go on" in shown and shown.endswith("1")
+    assert "plan and workers are reused" in shown and shown.endswith("1")
 
     notebook.run("parallax.keras.close()")
     notebook.run(MODEL)
