@@ -36,6 +36,8 @@ _ASSIGN = {
     "AssignAddVariableOp": "delta",
     "AssignSubVariableOp": "delta",
 }
+READS_OF_SHAPES = ("Rank", "Shape", "ShapeN", "Size")
+"""Ops that read shapes of their inputs, and no entries."""
 ADDITIVE_SCATTERS = ("ScatterAdd", "ScatterSub", "ResourceScatterAdd", "ResourceScatterSub")
 """Updates that allow equal rows to appear repeatedly and in parts."""
 SEGMENT_LOOKUPS = tuple(

@@ -534,6 +534,33 @@ def test_constants_derived_from_the_batch_length_are_distinguished(case: str) ->
     assert captured.is_opened or "takes may be the batch size, be computed from it, or" in captured.means
 
 
+TERMS: dict[str, Callable[[Any, int], Any]] = {
+    "a mean by the length": lambda v, n: tf.reduce_mean(tf.square(v)) / n,
+    "a part of a mean by the length": lambda v, n: tf.reduce_mean(tf.square(v) - tf.sigmoid(v) / n),
+    "a mean beside another by the length": lambda v, n: tf.reduce_mean(tf.square(v)) - tf.reduce_mean(v) / n,
+    "a mean by the inverse length": lambda v, n: tf.reduce_mean(tf.square(v)) + 1.0 / n * tf.reduce_mean(v),
+}
+NOT_TERMS: dict[str, Callable[[Any, int], Any]] = {
+    "a temperature": lambda v, n: tf.reduce_mean(
+        tf.nn.softmax_cross_entropy_with_logits(labels=tf.fill([n, 2], 0.5), logits=v[:, None] * [1.0, 2.0] / n)
+    ),
+    "a scale": lambda v, n: tf.reduce_mean(tf.square(v / n)),
+    "a multiple": lambda v, n: tf.reduce_mean(tf.square(v)) / (3 * n),
+    "a short weight": lambda v, n: tf.reduce_mean(tf.square(v)) + 0.02 * tf.reduce_mean(v),
+}
+
+
+@pytest.mark.parametrize("case", [*TERMS, *NOT_TERMS])
+def test_a_long_length_that_divides_a_term_of_a_mean_leaves_the_batch_fixed(case: str) -> None:
+    """As the TOP1 loss of GRU4Rec does; few numbers are as large as the batch by chance."""
+    rows, loss_of = 48 if "inverse" in case else 50, {**TERMS, **NOT_TERMS}[case]
+    with tf.Graph().as_default() as graph:
+        values = tf.reduce_sum(v1.placeholder(tf.float32, [rows, 4]) * v1.get_variable("w", [4]), 1)
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss_of(values, rows))
+    captured = capture(graph)
+    assert captured.is_opened == (case in NOT_TERMS), captured.means
+
+
 def test_a_weight_of_examples_is_no_divisor_of_their_sum_before_all_axes_are_open() -> None:
     """The weight 0.1 of ten rows is one over their number; numbers of the rows are a constant of fixed length."""
 

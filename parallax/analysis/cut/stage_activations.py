@@ -10,12 +10,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from parallax.graph.cut.graph_to_cut import size_bytes
+from parallax.graph.ops import READS_OF_SHAPES
 from parallax.graph.step_memory import BufferSizes, StepMemory
 from parallax.graph.view import VARIABLES, GraphView, node_of
 from parallax.plans.memory import BATCH
 
 _LASTING = (*VARIABLES, "ReadVariableOp", "Const")
-_LENGTHS = ("Shape", "ShapeN", "Size", "Rank")
 """These run as soon as their input is there, in the backward pass too, and so keep nothing alive."""
 _THREADS = 2  # both products of a gradient run at a time
 
@@ -43,9 +43,8 @@ def measure_activations(view: GraphView, nodes: Sequence[str], forward: Collecti
     """
     memory = StepMemory(view, _ActivationSizes(view, nodes), nodes, holds_received=True)
     derived = set(nodes).difference(forward)
-    at_once = {
-        node for node in derived if view.op(node) in _LENGTHS and not derived.intersection(view.predecessors(node))
-    }
+    lengths = [node for node in derived if view.op(node) in READS_OF_SHAPES]
+    at_once = {node for node in lengths if not derived.intersection(view.predecessors(node))}
     kept = memory.run(_THREADS, at_once.union(forward))
     return Activations(round(kept.get(BATCH, 0)), round(max((seen.get(BATCH, 0) for seen in memory.seen), default=0)))
 

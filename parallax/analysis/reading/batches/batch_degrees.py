@@ -5,7 +5,7 @@ A list or an array of tensors has the degree of its tensors, and a variable of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from parallax.analysis.reading.lowering.function_bodies import CONDITIONALS, lis
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
 from parallax.base.types import NodeDef
 from parallax.graph.control_flow import SWITCHES
+from parallax.graph.ops import READS_OF_SHAPES
 from parallax.graph.view import NEXT_ITERATIONS, GraphView, node_of
 
 AS_FIRST = """
@@ -33,6 +34,8 @@ AS_MOST = """
 MEANS = ("All", "Any", "ArgMax", "ArgMin", "Max", "Mean", "Min")
 PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul", "Mul", "MulNoNan")
 QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
+_SCALED = (*AS_FIRST, *AS_MOST, *QUOTIENTS, "IdentityN", "Max", "Mean", "Min", "Mul", "Sum")
+"""Ops whose result is multiplied by a factor of their inputs."""
 POWERS = {"Inv": -1.0, "L2Loss": 2.0, "Reciprocal": -1.0, "Rsqrt": -0.5, "Sqrt": 0.5, "Square": 2.0}
 _STATISTICS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 _OF_LISTS = """
@@ -159,7 +162,7 @@ class BatchDegrees:
             one = waiting.pop()
             if node_of(one) in self._losses:
                 return False
-            for taker in (edge.node for edge in self._inferred.consumers(one) if self._is_forward(edge.node)):
+            for taker in self._iterate_readers(one):
                 made = [t for t in self._inferred.outputs(taker) if self.has_axis(t)]
                 if self._inferred.op(taker) in NEXT_ITERATIONS:  # it is divided again in each iteration
                     return False
@@ -169,10 +172,29 @@ class BatchDegrees:
                 reached.update(made)
         return True
 
+    def is_term(self, node: str) -> bool:
+        """Whether the result of a node is a term of the losses: they contain it multiplied, but no function of it."""
+        waiting, reached, is_read = [node], {node}, False
+        while waiting:
+            one = waiting.pop()
+            is_read |= one in self._losses
+            readers = {reader for tensor in self._inferred.outputs(one) for reader in self._iterate_readers(tensor)}
+            if any(self._inferred.op(reader) not in _SCALED for reader in readers):
+                return False
+            waiting += readers - reached
+            reached |= readers
+        return is_read
+
     def has_axis(self, tensor: str) -> bool:
         """Whether an axis of a tensor is the batch's."""
         is_open = find_open_axis(self._view, self._inferred, tensor) is not None
         return is_open and node_of(tensor) in self._of_batch
+
+    def _iterate_readers(self, tensor: str) -> Iterator[str]:
+        """The nodes outside autodiff that read entries of a tensor."""
+        for node in (edge.node for edge in self._inferred.consumers(tensor)):
+            if self._is_forward(node) and self._inferred.op(node) not in READS_OF_SHAPES:
+                yield node
 
     def _is_forward(self, node: str) -> bool:
         return node in self._forward or node not in self._view.nodes

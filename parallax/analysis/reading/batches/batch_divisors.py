@@ -1,7 +1,8 @@
 """Finds the constants by which sums over a fixed batch are divided, and decides which are the batch length.
 
 A divisor of a sum over the batch that equals the batch length is taken to be that length: a trained loss is a mean over
-examples. A divisor of a mean over the batch is an unrelated constant. The same holds for gradients of a sum or a mean.
+examples. A divisor of a mean over the batch is an unrelated constant; a large one of a term of the loss is undecided.
+The same holds for gradients of a sum or a mean.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ _SHORT = (0.0, 1.0, *np.log10((2, 5)))
 """Logarithms of the digits of numbers that have one digit, 1, 2 or 5."""
 _FEW = 2
 """Digits of a number by which a script multiplies the batch length, or divides it."""
+_LONG = 16
+"""The least batch length to which few unrelated numbers of a script are equal."""
 _READS = ("ReadVariableOp", "VariableV2", "Variable")
 
 
@@ -83,6 +85,14 @@ class IntegerClassifier:
     def is_length(self, number: float) -> bool:
         """Whether a number is the batch length, and neither a width nor as short as a weight."""
         return number == self._length and not self._is_other(self._length) and not is_weight(number)
+
+    def is_long_divisor(self, number: float, is_factor: bool = False) -> bool:
+        """Whether a divisor, or a factor's reciprocal, is the batch length, and so large that this is hardly by chance.
+
+        Factors such as 0.02 are weights whatever the length is.
+        """
+        is_own = number == self._length >= _LONG and not self._is_other(self._length)
+        return is_own and not (is_factor and is_weight(number))
 
     def may_be_length(self, n: int) -> bool:
         """Whether a length may be a multiple of the batch's: not if only axes outside the batch have it."""

@@ -316,15 +316,17 @@ class UnclassifiedConstants:
         """Whether a number that a node reads may be a batch length, or its reciprocal.
 
         A divisor of a mean over the batch, or of a value that is averaged over it later, is not, unless the value has
-        nothing of inputs or variables: `tf.ones([n, n]) / n` is a matrix of shares.
+        nothing of inputs or variables, as `tf.ones([n, n]) / n` is a matrix of shares, or is a term of the loss.
         """
         op, others = inferred.op(node), [tensor for place, tensor in enumerate(inferred.inputs(node)) if place != slot]
         is_length = self._numbers.is_size(number)
         is_factor = op in MULTIPLIES and not is_length and self._numbers.is_size(1 / number)
         if is_factor or (is_length and op in DIVIDES and slot == 1):
             is_mean = any(degrees.is_mean(tensor, node) for tensor in others)
-            is_exact = self._numbers.is_length(float(np.round(1 / number if is_factor else number, 3)))
-            return not is_mean or (is_exact and all(self._is_of_constants(inferred, one) for one in others))
+            divisor = float(np.round(1 / number if is_factor else number, 3))
+            if not is_mean or (self._numbers.is_long_divisor(divisor, is_factor) and degrees.is_term(node)):
+                return True
+            return self._numbers.is_length(divisor) and all(self._is_of_constants(inferred, one) for one in others)
         if op in MULTIPLIES:
             return is_length  # a mean times the length is a sum
         are_means = all(degrees.find_degree(tensor) == 0 for tensor in others)

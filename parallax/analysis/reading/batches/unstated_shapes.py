@@ -20,7 +20,7 @@ import tensorflow as tf
 from parallax.analysis.reading.batches.find_open_batches import DEFAULTS, SOURCES, leads_on
 from parallax.analysis.reading.lowering.infer_shapes import with_stated_shapes
 from parallax.graph.batches import mark_stated_length, mark_stated_rank, sparse_feeds
-from parallax.graph.ops import ELEMENTWISE, is_optimizer_update, takes_functions
+from parallax.graph.ops import ELEMENTWISE, READS_OF_SHAPES, is_optimizer_update, takes_functions
 from parallax.graph.view import GraphView, node_of
 
 Shape = tuple[int | None, ...]
@@ -28,7 +28,6 @@ Shape = tuple[int | None, ...]
 _COPIES = ("Identity", "Cast", "EnsureShape", "Enter", "RefEnter")
 _SWITCHES, _MERGES = ("Switch", "RefSwitch"), ("Merge", "RefMerge")
 _REDUCES = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
-_READS_SHAPE = ("Shape", "ShapeN", "Size", "Rank")
 _OF_SHAPES = ("BroadcastGradientArgs", "Reshape", "Fill", "Tile", "StackPushV2", "TensorListPushBack")
 _OPAQUE = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "Assert", "PrintV2")
 _SUMMARIES = ("ScalarSummary", "HistogramSummary", "WriteScalarSummary")
@@ -193,7 +192,7 @@ def _find_uses(view: GraphView, placeholder: str) -> _Uses:
                     elif shape and (shape[0] is None or node_of(one) in of_batches):
                         is_choice = op == "Select" and edge.slot == 0  # which may choose whole examples
                         uses.partners.add(shape[:1] if is_choice else shape)
-            elif op in _READS_SHAPE:
+            elif op in READS_OF_SHAPES:
                 takers = {view.op(edge.node) for one in made for edge in view.consumers(one)}
                 uses.needs_axis |= not takers <= set(_OF_SHAPES)
             elif op not in _SUMMARIES and not is_optimizer_update(op):
