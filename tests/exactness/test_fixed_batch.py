@@ -501,6 +501,7 @@ DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "a place that is marked": lambda v, n: tf.reduce_sum(tf.one_hot(n - 1, n) * tf.square(v)),
     "a range that falls": lambda v, n: tf.reduce_mean(v * tf.gather(tf.sin(v), tf.range(n - 1, -1, -1))),
     "a backward scan": lambda v, n: tf.reduce_mean(tf.scan(lambda a, b: 0.8 * a + b, v, 0.0, reverse=True)),
+    "a mean of sums without one": lambda v, n: tf.reduce_mean(tf.reduce_sum(v[:, None] * v, 1) / (n - 1)),
     "each example by itself": lambda v, n: tf.add_n([k * one for k, one in enumerate(tf.unstack(v))]),
 }
 UNRELATED_TO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
@@ -532,6 +533,28 @@ def test_constants_derived_from_the_batch_length_are_distinguished(case: str) ->
     captured = capture(graph)
     assert captured.is_opened == (case in UNRELATED_TO_LENGTH)
     assert captured.is_opened or "takes may be the batch size, be computed from it, or" in captured.means
+
+
+SUMS_OF_PAIRS: dict[str, Callable[[Any, Any, int], Any]] = {
+    "a sum twice by the length": lambda pairs, rows, n: tf.reduce_sum(pairs) / n / n,
+    "a mean of sums by the length": lambda pairs, rows, n: tf.reduce_mean(tf.reduce_sum(pairs, 1) / n),
+    "squares of sums by the length": lambda pairs, rows, n: tf.reduce_mean(tf.square(tf.reduce_sum(pairs, 0) / n)),
+    "neighbors by the length": lambda pairs, rows, n: tf.reduce_mean(tf.square(pairs @ rows / n)),
+    "products by the length": lambda pairs, rows, n: tf.reduce_mean(tf.einsum("bi,ci->b", rows, tf.tanh(rows)) / n),
+    "shares of neighbors": lambda pairs, rows, n: tf.reduce_mean(tf.square(tf.nn.softmax(pairs) @ rows)),
+    "a cumulative sum by the length": lambda pairs, rows, n: tf.reduce_mean(tf.square(tf.cumsum(rows) / n)),
+}
+
+
+@pytest.mark.parametrize("case", SUMS_OF_PAIRS)
+def test_sums_over_one_of_two_batch_axes_are_divided_by_the_length_of_the_global_batch(case: str) -> None:
+    def build(rows: int | None) -> Any:
+        x = v1.placeholder(tf.float32, [rows, 4], name="x") @ v1.get_variable("w", [4, 3])
+        pairs = tf.exp(-0.2 * tf.reduce_sum(tf.square(x[:, None] - x[None]), 2))
+        return v1.train.GradientDescentOptimizer(0.1).minimize(SUMS_OF_PAIRS[case](pairs, x, rows or 0))
+
+    found = tried(build, {"x": lambda rng, rows: rng.randn(rows, 4)}, is_open=False, rows=7)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())
 
 
 TERMS: dict[str, Callable[[Any, int], Any]] = {

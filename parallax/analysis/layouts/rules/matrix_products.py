@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import string
-from collections.abc import Sequence
-
 from parallax.analysis.layouts.rules.facts import REPLICATED, SUM, Dims, Fact
 from parallax.analysis.layouts.rules.step_walk import StepWalk, is_partial
+from parallax.graph.contractions import find_letters
 from parallax.graph.lengths import Length
 from parallax.plans.layouts import Sharded
-
-_ELLIPSIS = "..."
 
 
 def matrix_product(step: StepWalk, node: str) -> list[Fact] | None:
     """MatMul, and batched matrix products."""
-    view, facts = step.view, step.inputs(node)
-    ranks = [f.rank for f in facts]
-    if None in ranks:
-        return None
-    turned = [
-        view.flag(node, "transpose_a") or view.flag(node, "adj_x"),
-        view.flag(node, "transpose_b") or view.flag(node, "adj_y"),
-    ]
-    more = max((rank or 0) - 2 for rank in ranks)
-    outer = [chr(ord("A") + n) for n in range(more)]
-    left = [*outer[more - (ranks[0] or 0) + 2 :], *("km" if turned[0] else "mk")]
-    right = [*outer[more - (ranks[1] or 0) + 2 :], *("nk" if turned[1] else "kn")]
-    return contract(step, node, "".join(left), "".join(right), "".join([*outer, "m", "n"]))
+    letters = find_letters(step.view, node, [fact.rank for fact in step.inputs(node)])
+    return contract(step, node, *letters) if letters is not None else None
 
 
 def einsum(step: StepWalk, node: str) -> list[Fact] | None:
     """Einsum of two tensors, or of one, without a letter twice in a term."""
-    equation = step.view.nodes[node].attr["equation"].s.decode().replace(" ", "")
-    operands, _, result = equation.partition("->")
-    spelled = _spell_out((*operands.split(","), result), [fact.rank for fact in step.inputs(node)])
-    if spelled is None or any(len(set(term)) < len(term) for term in spelled) or len(spelled) > 3:
+    letters = find_letters(step.view, node, [fact.rank for fact in step.inputs(node)])
+    if letters is None or any(len(set(term)) < len(term) for term in letters) or len(letters) > 3:
         return None
-    *terms, result_letters = spelled
+    *terms, result_letters = letters
     if len(terms) == 2:
         return contract(step, node, terms[0], terms[1], result_letters)
     fact = step.inputs(node)[0]
@@ -48,28 +31,6 @@ def einsum(step: StepWalk, node: str) -> list[Fact] | None:
     letter = terms[0][fact.axis]
     layout = Sharded(result_letters.index(letter), fact.part) if letter in result_letters else SUM
     return step.all_outputs(node, layout)
-
-
-def _spell_out(terms: Sequence[str], ranks: Sequence[int | None]) -> list[str] | None:
-    """The terms with a letter for each axis of an ellipsis, aligned from the right; None for an unknown rank.
-
-    Args:
-        terms: of the inputs, and of the result.
-        ranks: of the inputs.
-    """
-    if not any(_ELLIPSIS in term for term in terms):
-        return list(terms)
-    hidden = list[int]()
-    for term, rank in zip(terms, ranks, strict=False):
-        if rank is None:
-            return None
-        hidden.append(rank - len(term.replace(_ELLIPSIS, "")))
-    most = max(hidden)
-    unused = sorted(set(string.ascii_letters) - set("".join(terms)))[:most]
-    return [
-        term.replace(_ELLIPSIS, "".join(unused[most - count :]))
-        for term, count in zip(terms, [*hidden, most], strict=True)
-    ]
 
 
 def contract(step: StepWalk, node: str, left: str, right: str, result: str) -> list[Fact] | None:

@@ -28,6 +28,7 @@ from parallax.analysis.layouts.rules import (
 from parallax.analysis.layouts.rules.elementwise import elementwise
 from parallax.analysis.layouts.rules.facts import Fact
 from parallax.analysis.layouts.rules.step_walk import StepWalk
+from parallax.graph.contractions import MATRIX_PRODUCTS
 from parallax.graph.ops import ELEMENTWISE, SEGMENT_LOOKUPS
 from parallax.plans.layouts import Concatenated, Distinct, Layout, Positions, RowEnds
 
@@ -180,7 +181,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Sum", "Mean", "Min", "Prod", "All", "Any", "EuclideanNorm"), reductions.reduce_axes),
     "L2Loss": reductions.sum_of_squares,
     "BiasAddGrad": reductions.bias_gradient,
-    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), matrix_products.matrix_product),
+    **dict.fromkeys(MATRIX_PRODUCTS, matrix_products.matrix_product),
     "Einsum": matrix_products.einsum,
     "Reshape": reshaping.reshape,
     "ExpandDims": reshaping.expand_dims,

@@ -50,7 +50,6 @@ from parallax.base.types import GraphDef, NodeDef
 from parallax.graph.control_flow import branches_at, branches_of
 from parallax.graph.view import GraphView, node_of
 
-_CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 _COMPARES = ("Equal", "NotEqual")
 
 

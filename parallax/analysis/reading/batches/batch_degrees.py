@@ -12,11 +12,19 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from parallax.analysis.reading.batches.find_open_batches import SOURCES
-from parallax.analysis.reading.batches.open_lengths import EXAMPLES_SLOT, LISTS, SHAPE_SLOT, find_open_axis, reach
+from parallax.analysis.reading.batches.open_lengths import (
+    EXAMPLES_SLOT,
+    LISTS,
+    SHAPE_SLOT,
+    find_open_axes,
+    find_open_axis,
+    reach,
+)
 from parallax.analysis.reading.construction.recorded_gradients import CapturedRecord
 from parallax.analysis.reading.lowering.function_bodies import CONDITIONALS, list_branches
 from parallax.analysis.reading.lowering.functional_control_flow import LOOPS
 from parallax.base.types import NodeDef
+from parallax.graph.contractions import CONTRACTIONS, find_letters
 from parallax.graph.control_flow import SWITCHES
 from parallax.graph.ops import READS_OF_SHAPES
 from parallax.graph.view import NEXT_ITERATIONS, GraphView, node_of
@@ -32,7 +40,7 @@ AS_MOST = """
     Add AddN AddV2 BiasAdd ConcatV2 DynamicStitch Maximum Merge Minimum Pack ParallelDynamicStitch Select SelectV2 Sub
     """.split()
 MEANS = ("All", "Any", "ArgMax", "ArgMin", "Max", "Mean", "Min")
-PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul", "Mul", "MulNoNan")
+PRODUCTS = (*CONTRACTIONS, "Mul", "MulNoNan")
 QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
 _SCALED = (*AS_FIRST, *AS_MOST, *QUOTIENTS, "IdentityN", "Max", "Mean", "Min", "Mul", "Sum")
 """Ops whose result is multiplied by a factor of their inputs."""
@@ -143,20 +151,25 @@ class BatchDegrees:
         """The degree of a gradient: its loss's, and one less for a per-example gradient."""
         losses, target = self._delivered[tensor]
         known = [self._degrees.get(loss) for loss in losses]
-        degrees = [d + self.has_axis(loss) for d, loss in zip(known, losses, strict=True) if d is not None]
-        return max(degrees) - (bool(target) and self.has_axis(target)) if len(degrees) == len(known) > 0 else None
+        degrees = [d + len(self._find_axes(loss)) for d, loss in zip(known, losses, strict=True) if d is not None]
+        axes = self._find_axes(target) if target else ()
+        return max(degrees) - len(axes) if len(degrees) == len(known) > 0 else None
 
     def is_mean(self, tensor: str, node: str) -> bool:
         """Whether the result of `node` on a tensor with the batch axis is averaged over it later.
 
-        For a tensor without that axis: whether the tensor is a mean over the batch.
+        For a tensor without that axis: whether the tensor is a mean over the batch. A sum over one of two such axes is
+        none.
 
         Args:
             tensor: of the graph with an open batch.
             node: reads it, and treats each example independently.
         """
+        degree = self.find_degree(tensor)
+        if degree != 0 and (degree is not None or not self.has_axis(tensor)):
+            return False
         if not self.has_axis(tensor):
-            return self.find_degree(tensor) == 0
+            return True
         waiting, reached = [f"{node}:0"], {f"{node}:0"}
         while waiting:
             one = waiting.pop()
@@ -166,7 +179,8 @@ class BatchDegrees:
                 made = [t for t in self._inferred.outputs(taker) if self.has_axis(t)]
                 if self._inferred.op(taker) in NEXT_ITERATIONS:  # it is divided again in each iteration
                     return False
-                if not made and self._inferred.outputs(taker) and self._inferred.op(taker) not in MEANS:
+                is_gone = not made and len(self._inferred.outputs(taker)) > 0
+                if (is_gone and self._inferred.op(taker) not in MEANS) or self._count_sums(taker):
                     return False
                 waiting += [t for t in made if t not in reached]
                 reached.update(made)
@@ -187,8 +201,34 @@ class BatchDegrees:
 
     def has_axis(self, tensor: str) -> bool:
         """Whether an axis of a tensor is the batch's."""
-        is_open = find_open_axis(self._view, self._inferred, tensor) is not None
-        return is_open and node_of(tensor) in self._of_batch
+        return bool(self._find_axes(tensor))
+
+    def _find_axes(self, tensor: str) -> Sequence[int]:
+        """The axes of a tensor that are the batch's, but one of those whose lengths the fixed graph does not know."""
+        axes = find_open_axes(self._view, self._inferred, tensor) if node_of(tensor) in self._of_batch else []
+        before = self._view.shape(tensor) if node_of(tensor) in self._view.nodes else None
+        fixed = [axis for axis in axes if before is not None and before[axis] is not None]
+        return fixed or axes[:1]
+
+    def _count_sums(self, node: str) -> int:
+        """The number of axes of the batch over which a node sums, or may sum, the entries of its inputs."""
+        op, inputs, outputs = self._inferred.op(node), self._inferred.inputs(node), self._inferred.outputs(node)
+        if not inputs or not outputs or op in (*MEANS, *AS_FIRST, *AS_MOST, *_OF_LISTS, "Mul", "MulNoNan"):
+            return 0
+        axes = [self._find_axes(tensor) for tensor in inputs]
+        if op in ("Cumsum", "Sum"):
+            rank, numbers = len(self._inferred.shape(inputs[0]) or ()), self._inferred.constant(inputs[1])
+            if numbers is not None:
+                return len({int(n) % (rank or 1) for n in numbers.flat}.intersection(axes[0]))
+        if op in CONTRACTIONS:
+            shapes = [self._inferred.shape(tensor) for tensor in inputs]
+            letters = find_letters(self._inferred, node, [len(dims) if dims is not None else None for dims in shapes])
+            if letters is not None:
+                *terms, result = letters
+                summed = {term[axis] for term, places in zip(terms, axes, strict=True) for axis in places}
+                return len(summed.difference(result))
+        most = max(map(len, axes))
+        return most if op not in _STATISTICS and not any(self._find_axes(tensor) for tensor in outputs) else 0
 
     def _iterate_readers(self, tensor: str) -> Iterator[str]:
         """The nodes outside autodiff that read entries of a tensor."""
@@ -234,8 +274,7 @@ class BatchDegrees:
         if any(seen.shape(t) is None and self._view.shape(t) for t in inputs if node_of(t) in self._view.nodes):
             return None  # it may have the batch axis
         known = [self._degrees.get(tensor, 0.0) for tensor in inputs]  # an iteration of a loop is not known before it
-        axes = [self.has_axis(tensor) for tensor in inputs]
-        is_gone = any(axes) and not any(map(self.has_axis, seen.outputs(node)))
+        axes, sums = [self.has_axis(tensor) for tensor in inputs], self._count_sums(node)
         if op in MEANS:
             return known[0]
         if op in SWITCHES and node_of(inputs[1]) in seen.nodes_of(["LoopCond"]) and known[1] != 0:
@@ -253,27 +292,27 @@ class BatchDegrees:
         if len(degrees) < len(known):
             return None
         if not degrees:
-            return float(is_gone)  # a count of indices
+            return float(sums)  # a count of indices
         if op in _PARTS:
             is_example = find_open_axis(self._view, seen, seen.inputs(node)[_PARTS[op]]) == 0
             return None if is_example else max(degrees)
         if op in (*AS_MOST, *_OF_LISTS):
             return max(degrees[1:] if op.startswith("Select") else degrees)
         if op in PRODUCTS:
-            return sum(degrees) + is_gone
+            return sum(degrees) + sums
         if op in QUOTIENTS:
             return degrees[0] - degrees[1]
         if op in POWERS:
-            return degrees[0] * POWERS[op] + is_gone
+            return degrees[0] * POWERS[op] + sums
         if op == "SquaredDifference":
             return 2.0 * max(degrees)
         if op == "Pow" and (power := seen.constant(inputs[1])) is not None and power.ndim == 0:
             return degrees[0] * float(power)
-        if op == "Sum" and not any(axes):
-            return degrees[0]
-        if is_gone:  # a sum over the batch, or possibly one
-            return degrees[0] + (op not in _STATISTICS)
-        return None if any(degrees) or self._is_along_batch(node) else 0.0
+        if op in ("Sum", "Cumsum") or sums:
+            return degrees[0] + sums
+        if self._is_softmax_of_batch(node):
+            return degrees[0] - 1.0
+        return None if any(degrees) else 0.0
 
     def _is_real(self, tensor: str) -> bool:
         return bool(tf.as_dtype(self._inferred.dtype(tensor)).is_floating)
@@ -281,13 +320,11 @@ class BatchDegrees:
     def _is_integer(self, tensor: str) -> bool:
         return bool(tf.as_dtype(self._inferred.dtype(tensor)).is_integer)
 
-    def _is_along_batch(self, node: str) -> bool:
-        """Whether an op acts along the batch: its results are not per example."""
-        seen = self._inferred
-        if seen.op(node) not in ("Softmax", "Cumsum"):
-            return False
-        rows = seen.inputs(node)[0]
-        return find_open_axis(self._view, seen, rows) == len(seen.shape(rows) or ()) - 1
+    def _is_softmax_of_batch(self, node: str) -> bool:
+        """Whether a node computes shares of the examples, which add up to one."""
+        rows = self._inferred.inputs(node)[0]
+        last = len(self._inferred.shape(rows) or ()) - 1
+        return self._inferred.op(node) == "Softmax" and last in self._find_axes(rows)
 
     def _find_length(self, node: str) -> float | None:
         """The degree of an element of a shape, which a slice selects."""

@@ -81,7 +81,7 @@ class BatchDivisors:
         number = self._find_scalar_factor(inferred, node, slot)
         factor, dividend = self._numbers.find_factor_of_divisor(number), inferred.inputs(node)[1 - slot]
         is_other = number != self._length and inferred.op(node) in MULTIPLIES and is_weight(number)
-        if not factor or is_other or self.find_degrees(inferred).has_axis(dividend):
+        if not factor or is_other:
             return slot, 0
         degree = self.find_degrees(inferred).find_degree(dividend)
         if degree is None or degree < 1:

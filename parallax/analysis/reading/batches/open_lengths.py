@@ -120,10 +120,10 @@ def find_open_lengths(view: GraphView, inferred: GraphView, forward: Set[str]) -
 
 def find_open_axis(view: GraphView, inferred: GraphView, tensor: str) -> int | None:
     """The first open axis of a tensor; None where it has none, or another rank in the graph for the fixed batch."""
-    return next(iter(_find_open_axes(view, inferred, tensor)), None)
+    return next(iter(find_open_axes(view, inferred, tensor)), None)
 
 
-def _find_open_axes(view: GraphView, inferred: GraphView, tensor: str) -> list[int]:
+def find_open_axes(view: GraphView, inferred: GraphView, tensor: str) -> list[int]:
     """The open axes of a tensor; none where it has another rank in the graph for the fixed batch."""
     before = view.shape(tensor) if node_of(tensor) in view.nodes else inferred.shape(tensor)
     now = inferred.shape(tensor)
@@ -246,7 +246,7 @@ def iterate_inputs(view: GraphView, inferred: GraphView, node: NodeDef) -> Itera
     for slot, tensor in enumerate(view.inputs(node.name)):
         fixed = view.shape(tensor)
         if fixed is not None:
-            axes = _find_open_axes(view, inferred, now[slot])
+            axes = find_open_axes(view, inferred, now[slot])
             yield slot, fixed, [axis for axis in axes if fixed[axis] is not None]
 
 

@@ -20,9 +20,8 @@ from parallax.analysis.reading.batches.open_lengths import (
     iterate_inputs,
 )
 from parallax.base.types import GraphDef, NodeDef
+from parallax.graph.contractions import CONTRACTIONS
 from parallax.graph.view import GraphView, node_of
-
-_CONTRACTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 
 
 class TensorResizer:
@@ -60,7 +59,7 @@ class TensorResizer:
         taken = list(iterate_inputs(self._view, inferred, node))
         made = self._view.shape(f"{node.name}:0")
         begun = [(fixed, axes) for _, fixed, axes in taken if axes]
-        if not begun or made is None or node.op in _CONTRACTS:
+        if not begun or made is None or node.op in CONTRACTIONS:
             return {}
         fixed, axes = max(begun, key=lambda one: (len(one[0]), len(one[1])))
         is_broadcast = node.op in JOINS or is_broadcast_of(made, [one for _, one, _ in taken])

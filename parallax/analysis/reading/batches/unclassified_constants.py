@@ -286,7 +286,7 @@ class UnclassifiedConstants:
             return is_penalty and self._numbers.is_length_or_twice(number)
         if len(others) != 1:
             return False
-        if degrees.has_axis(others[0]):
+        if degrees.has_axis(others[0]) and degrees.find_degree(others[0]) == 0:
             if op in _SHIFTS:
                 return self._numbers.is_reciprocal(abs(number))  # as of a matrix that subtracts means
             is_term = op in (*MULTIPLIES, *DIVIDES) and self._is_summed(degrees, inferred, node)
