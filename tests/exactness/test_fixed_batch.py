@@ -461,9 +461,6 @@ def test_lookups_whose_shapes_have_two_types_give_one_gradient() -> None:
 
 F64 = tf.float64
 DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
-    "a mean of all pairs": lambda v, n: tf.reduce_sum(tf.square(v[:, None] - v[None])) / (n * (n - 1)),
-    "a variance without bias": lambda v, n: tf.reduce_sum(tf.square(v - tf.reduce_mean(v))) / (n - 1),
-    "a variance by a cast": lambda v, n: tf.reduce_sum(tf.square(v - tf.reduce_mean(v))) / tf.cast(n - 1, tf.float32),
     "places in reverse": lambda v, n: tf.reduce_mean(v * tf.gather(tf.sin(v), n - 1 - tf.range(n))),
     "a covariance of centered pairs": lambda v, n: (
         tf.reduce_sum((np.eye(n) - 1 / n) @ tf.cast(v, F64)[:, None]) / (n - 1) ** 2
@@ -484,7 +481,6 @@ DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "a weight by the length": lambda v, n: 0.7 / n * tf.reduce_sum(tf.square(v)),
     "terms by nine times the length": lambda v, n: tf.reduce_sum(tf.square(v) / (9 * n)),
     "bits for each entry": lambda v, n: tf.reduce_sum(tf.square(v)) / (n * 4 * math.log(2)),
-    "a mean in logarithms": lambda v, n: tf.square(tf.reduce_logsumexp(v) - math.log(n)),
     "the last example": lambda v, n: tf.square(v[n - 1]) + tf.reduce_mean(v),
     "all but the last": lambda v, n: tf.reduce_mean(tf.square(v[: n - 1] - v[1:])),
     "halves": lambda v, n: tf.reduce_mean(v[: n // 2]) - tf.reduce_mean(v[n // 2 :]),
@@ -501,7 +497,6 @@ DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "a place that is marked": lambda v, n: tf.reduce_sum(tf.one_hot(n - 1, n) * tf.square(v)),
     "a range that falls": lambda v, n: tf.reduce_mean(v * tf.gather(tf.sin(v), tf.range(n - 1, -1, -1))),
     "a backward scan": lambda v, n: tf.reduce_mean(tf.scan(lambda a, b: 0.8 * a + b, v, 0.0, reverse=True)),
-    "a mean of sums without one": lambda v, n: tf.reduce_mean(tf.reduce_sum(v[:, None] * v, 1) / (n - 1)),
     "each example by itself": lambda v, n: tf.add_n([k * one for k, one in enumerate(tf.unstack(v))]),
 }
 UNRELATED_TO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
@@ -520,6 +515,29 @@ UNRELATED_TO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "largest columns": lambda v, n: tf.reduce_sum(tf.math.top_k(v[:, None] * tf.range(7.0), 5)[0]),
     "a forward scan": lambda v, n: tf.reduce_mean(tf.scan(lambda a, b: 0.8 * a + b, v, 0.0)),
 }
+
+
+FOLLOWS_LENGTH: dict[str, Callable[[Any, int], Any]] = {
+    "a mean of all pairs": lambda v, n: tf.reduce_sum(tf.square(v[:, None] - v[None])) / (n * (n - 1)),
+    "a variance without bias": lambda v, n: tf.reduce_sum(tf.square(v - tf.reduce_mean(v))) / (n - 1),
+    "a variance by a cast": lambda v, n: tf.reduce_sum(tf.square(v - tf.reduce_mean(v))) / tf.cast(n - 1, tf.float32),
+    "a mean in logarithms": lambda v, n: tf.square(tf.reduce_logsumexp(v) - math.log(n)),
+    "a mean of sums without one": lambda v, n: tf.reduce_mean(tf.reduce_sum(v[:, None] * v, 1) / (n - 1)),
+    "a mean of squares of pairs": lambda v, n: tf.reduce_sum(tf.square(v[:, None] - v[None])) / float(n * n),
+    "a mean of half of the pairs": lambda v, n: tf.reduce_sum(tf.square(v[:, None] - v[None])) / (n * (n - 1) / 2),
+    "a product with one over the pairs": lambda v, n: 1.0 / (n * (n - 1)) * tf.reduce_sum(tf.sin(v[:, None] * v)),
+    "terms in logarithms": lambda v, n: tf.reduce_mean(tf.square(math.log(n) - tf.reduce_logsumexp(v * v[:, None], 1))),
+}
+
+
+@pytest.mark.parametrize("case", FOLLOWS_LENGTH)
+def test_numbers_computed_from_the_batch_length_are_those_of_the_global_batch(case: str) -> None:
+    def build(rows: int | None) -> Any:
+        values = tf.reduce_sum(v1.placeholder(tf.float32, [rows, 4], name="x") * v1.get_variable("w", [4]), 1)
+        return v1.train.GradientDescentOptimizer(0.1).minimize(FOLLOWS_LENGTH[case](values, rows or 0))
+
+    found = tried(build, {"x": lambda rng, rows: rng.randn(rows, 4)}, is_open=False, rows=7)
+    assert (found.kind, found.message, found.notes) == ("equal", "", ())
 
 
 @pytest.mark.parametrize("case", [*DERIVED_FROM_LENGTH, *UNRELATED_TO_LENGTH])

@@ -16,7 +16,14 @@ from parallax.analysis.reading.batches.axis_groups import find_counted_axis
 from parallax.analysis.reading.batches.axis_numbers import AxisNumbers
 from parallax.analysis.reading.batches.axis_pairs import COUNT, find_store
 from parallax.analysis.reading.batches.batch_divisors import BatchDivisors
-from parallax.analysis.reading.batches.batch_lengths import add_constant, add_length, add_rows, add_shape, measure_again
+from parallax.analysis.reading.batches.batch_lengths import (
+    add_constant,
+    add_form,
+    add_length,
+    add_rows,
+    add_shape,
+    measure_again,
+)
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.changes import Changes
 from parallax.analysis.reading.batches.computed_shapes import ComputedShapes
@@ -42,6 +49,7 @@ from parallax.analysis.reading.batches.unclassified_constants import (
     DIVIDES,
     LENGTH_SLOT,
     MULTIPLIES,
+    SHIFTS,
     UnclassifiedConstants,
     is_outside_batch,
 )
@@ -117,7 +125,7 @@ class BatchConstants:
         return len(self.changes.names) > count
 
     def open_divisors(self, inferred: GraphView, opened: GraphDef) -> bool:
-        """Changes the divisors of sums over the batch, which are known once all axes are open; arguments as before."""
+        """Changes numbers of the length in sums over the batch, which are known once all axes are open; as `change`."""
         by_name = {node.name: node for node in opened.node}
         count = len(self.changes.names)
         for node in self._view.nodes:
@@ -282,13 +290,12 @@ class BatchConstants:
             node.input[1] = add_shape(opened, batch, node.name, numbers, factors, sizes)
 
     def _open_divisor(self, inferred: GraphView, opened: GraphDef, node: NodeDef) -> None:
-        if node.op not in (*DIVIDES, *MULTIPLIES):
-            return
-        slot, factor = self._divisors.find_factor(inferred, node.name)
-        if factor and (batch := self.changes.find_batch(node.name)):
+        found = self._divisors.find_form(inferred, node.name) if node.op in (*DIVIDES, *MULTIPLIES, *SHIFTS) else None
+        if found is not None and (batch := self.changes.find_batch(node.name)):
+            slot, form = found
             self.changes.names.add(node.name)
             dtype, tensor = inferred.dtype(f"{node.name}:0"), self._view.inputs(node.name)[slot]
-            node.input[slot] = add_length(opened, batch, node.name, dtype, tensor, factor, node.op in MULTIPLIES)
+            node.input[slot] = add_form(opened, batch, node.name, dtype, tensor, form, node.op in MULTIPLIES)
 
     def _open_number(self, opened: GraphDef, node: NodeDef) -> None:
         """Replaces an integer input that must be the batch length with that length."""

@@ -96,7 +96,7 @@ class BatchDegrees:
         forward: the nodes outside autodiff: of autodiff's tensors only the delivered ones are known.
         losses: nodes that are differentiated: autodiff sums their values over examples.
         delivered: tensor -> its origin in autodiff.
-        divided: node that divides by a constant that is the batch length -> the input that it divides.
+        divided: node that divides by a number of the batch length -> (the input that it divides, degree of the number).
         find_results: the degrees of functions' results.
         arguments: tensor -> degree, for the arguments of a function whose body the graph is.
     """
@@ -108,7 +108,7 @@ class BatchDegrees:
         forward: Set[str],
         losses: Set[str],
         delivered: Mapping[str, DeliveredGradient],
-        divided: Mapping[str, int],
+        divided: Mapping[str, tuple[int, float]],
         find_results: FindResults = lambda name, arguments: (),
         arguments: Mapping[str, float | None] = MappingProxyType({}),
     ) -> None:
@@ -154,6 +154,10 @@ class BatchDegrees:
         degrees = [d + len(self._find_axes(loss)) for d, loss in zip(known, losses, strict=True) if d is not None]
         axes = self._find_axes(target) if target else ()
         return max(degrees) - len(axes) if len(degrees) == len(known) > 0 else None
+
+    def is_of_batch(self, tensor: str) -> bool:
+        """Whether a tensor is computed from a batch."""
+        return node_of(tensor) in self._of_batch
 
     def is_mean(self, tensor: str, node: str) -> bool:
         """Whether the result of `node` on a tensor with the batch axis is averaged over it later.
@@ -284,8 +288,9 @@ class BatchDegrees:
         if op in ("Size", "Shape"):
             return float(axes[0]) if op == "Size" else None
         if node in self._divided:
-            degree = known[self._divided[node]]
-            return None if degree is None else degree - 1.0
+            slot, of_divisor = self._divided[node]
+            degree = known[slot]
+            return None if degree is None else degree - of_divisor
         if self._is_real(f"{node}:0"):  # integers are indices
             known = [degree for degree, tensor in zip(known, inputs, strict=True) if not self._is_integer(tensor)]
         degrees = [degree for degree in known if degree is not None]

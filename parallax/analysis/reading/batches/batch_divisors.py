@@ -1,8 +1,8 @@
-"""Finds the constants by which sums over a fixed batch are divided, and decides which are the batch length.
+"""Finds the constants by which sums over a fixed batch are divided, and decides which are computed from its length.
 
 A divisor of a sum over the batch that equals the batch length is taken to be that length: a trained loss is a mean over
-examples. A divisor of a mean over the batch is an unrelated constant; a large one of a term of the loss is undecided.
-The same holds for gradients of a sum or a mean.
+examples. So are the numbers of pairs, and one less than the length. A divisor of a mean over the batch is an unrelated
+constant; a large one of a term of the loss is undecided. The same holds for gradients of a sum or a mean.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tensorflow.python.framework import op_def_registry
 
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees, DeliveredGradient, FindResults
 from parallax.analysis.reading.batches.batch_lengths import add_length
-from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier, is_weight
-from parallax.analysis.reading.batches.unclassified_constants import DIVIDES, MULTIPLIES
+from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier, LengthForm, is_weight
+from parallax.analysis.reading.batches.unclassified_constants import DIVIDES, MULTIPLIES, SHIFTS
 from parallax.base.types import GraphDef
 from parallax.graph.view import GraphView, node_of
 
@@ -56,7 +56,7 @@ class BatchDivisors:
         self._view, self._forward, self._losses = view, forward, losses
         self._length, self._numbers = length, numbers
         self._find_results, self._delivered = find_results, delivered
-        self._divided: dict[str, int] = {}
+        self._divided: dict[str, tuple[int, float]] = {}
         self._known: dict[tuple[GraphView, int, Any], BatchDegrees] = {}
         self.are_classified = True
 
@@ -75,19 +75,30 @@ class BatchDivisors:
             self._known = {key: BatchDegrees(self._view, inferred, *parts, self._find_results, arguments)}
         return self._known[key]
 
-    def find_factor(self, inferred: GraphView, node: str) -> tuple[int, int]:
-        """(the input by which a node divides a sum, or 0; the factor by which it exceeds the batch length, or 0)."""
+    def find_form(self, inferred: GraphView, node: str) -> tuple[int, LengthForm] | None:
+        """(the input by which a node divides a sum, or shifts a number of the batch; what it is), if any."""
+        if inferred.op(node) in SHIFTS:
+            return self._find_form_of_shift(inferred, node)
         slot = self._find_divisor(inferred, node)
         number = self._find_scalar_factor(inferred, node, slot)
-        factor, dividend = self._numbers.find_factor_of_divisor(number), inferred.inputs(node)[1 - slot]
         is_other = number != self._length and inferred.op(node) in MULTIPLIES and is_weight(number)
-        if not factor or is_other:
-            return slot, 0
-        degree = self.find_degrees(inferred).find_degree(dividend)
-        if degree is None or degree < 1:
-            return slot, 0
-        self._divided[node] = 1 - slot
-        return slot, factor
+        if not number or is_other:
+            return None
+        degree = self.find_degrees(inferred).find_degree(inferred.inputs(node)[1 - slot])
+        form = self._numbers.find_form_of_divisor(number, degree) if degree is not None and degree >= 1 else None
+        if form is None:
+            return None
+        self._divided[node] = 1 - slot, form.degree
+        return slot, form
+
+    def _find_form_of_shift(self, inferred: GraphView, node: str) -> tuple[int, LengthForm] | None:
+        for slot, tensor in enumerate(inferred.inputs(node)):
+            value = inferred.constant(tensor)
+            if value is not None and value.size == 1 and value.dtype.kind == "f":
+                form = self._numbers.find_form_of_shift(float(value.item()))
+                is_of_batch = self.find_degrees(inferred).is_of_batch(inferred.inputs(node)[1 - slot])
+                return (slot, form) if form is not None and is_of_batch else None
+        return None
 
     def open_divisors(
         self, inferred: GraphView, opened: GraphDef, find_batch: Callable[[str], str], outside: Set[str]

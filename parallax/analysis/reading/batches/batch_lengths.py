@@ -5,17 +5,25 @@ The length is that of the first open axis of a tensor, or a scalar.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from parallax.analysis.reading.batches.batch_numbers import LengthForm
 from parallax.analysis.reading.batches.constant_patterns import Pattern
 from parallax.analysis.reading.construction.measured_tensors import MeasuredTensor
-from parallax.base.types import Array, GraphDef
+from parallax.base.types import Array, GraphDef, Tensor
 from parallax.graph.batches import SUBSTITUTES, mark_substitute
 from parallax.graph.view import node_of, tensor_name
 
+_FORMS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "length": lambda length: length,
+    "pairs": lambda length: length * (length - 1),
+    "square": lambda length: length * length,
+    "rest": lambda length: length - 1,
+    "logarithm": tf.math.log,
+}
 _ENTERS = ("Enter", "RefEnter")
 
 
@@ -81,13 +89,22 @@ def measure_again(
     return _move_in(opened, graph.as_graph_def(), measured.tensor, name, f"{name}:0", is_within)
 
 
-def add_length(
-    opened: GraphDef, batch: str, name: str, dtype: int, instead: str, factor: int = 1, is_reciprocal: bool = False
-) -> str:
-    """A multiple of the batch length, or its reciprocal, as a scalar of a type."""
+def add_length(opened: GraphDef, batch: str, name: str, dtype: int, instead: str, factor: int = 1) -> str:
+    """A multiple of the batch length, as a scalar of a type."""
     with tf.Graph().as_default() as graph:
-        rows = tf.cast(_length(opened, batch, np.dtype(np.int32), factor), tf.as_dtype(dtype))
-        tf.identity(1 / rows if is_reciprocal else rows, name="value")
+        tf.identity(tf.cast(_length(opened, batch, np.dtype(np.int32), factor), tf.as_dtype(dtype)), name="value")
+    return _move_in(opened, graph.as_graph_def(), batch, name, instead)
+
+
+def add_form(
+    opened: GraphDef, batch: str, name: str, dtype: int, instead: str, form: LengthForm, is_reciprocal: bool = False
+) -> str:
+    """A real number that is computed from the batch length, or its reciprocal, as a scalar of a type."""
+    with tf.Graph().as_default() as graph:
+        rows = tf.cast(_length(opened, batch, np.dtype(np.int32), 1), tf.as_dtype(dtype))
+        number = _FORMS[form.what](rows)
+        number = number if form.factor == 1.0 else number * tf.constant(form.factor, number.dtype)
+        tf.identity(1 / number if is_reciprocal else number, name="value")
     return _move_in(opened, graph.as_graph_def(), batch, name, instead)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from copy import copy
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,9 +18,25 @@ _SHORT = (0.0, 1.0, *np.log10((2, 5)))
 """Logarithms of the digits of numbers that have one digit, 1, 2 or 5."""
 _FEW = 2
 """Digits of a number by which a script multiplies the batch length, or divides it."""
+_RARE = 6
+"""The least divisor that is hardly a number of losses, as of their average."""
 _LONG = 16
 """The least batch length to which few unrelated numbers of a script are equal."""
 _READS = ("ReadVariableOp", "VariableV2", "Variable")
+
+
+class LengthForm(NamedTuple):
+    """A number that a script computes from the batch length L.
+
+    Attributes:
+        what: "length" for L, "pairs" for L * (L - 1), "square" for L * L, "rest" for L - 1, "logarithm" for log(L).
+        factor: by which that is multiplied.
+        degree: the power of L with which the number grows.
+    """
+
+    what: str
+    factor: float = 1.0
+    degree: float = 1.0
 
 
 class IntegerClassifier:
@@ -70,13 +87,30 @@ class IntegerClassifier:
         """The ratio of an axis's length to the batch length, where the axis must be the batch's; else 0."""
         return n // self._length if self._is_axis_of_batch(tensor, axis, n) else 0
 
-    def find_factor_of_divisor(self, n: int) -> int:
-        """The same for a divisor of a sum over the batch: a number of entries along some axes, or twice the length.
+    def find_form_of_divisor(self, n: int, degree: float) -> LengthForm | None:
+        """What a divisor of a sum over the batch is: a number of entries along some axes, of pairs, or one less.
 
-        A script halves a mean of squares. A number of entries of pairs has the square of the length.
+        A script halves a mean of squares.
+
+        Args:
+            n: the divisor.
+            degree: the power of the batch length with which the sum grows.
         """
-        is_size = n in self.lengths.sizes and n % self._length == 0 and n % self._length**2 and not self._is_other(n)
-        return n // self._length if is_size or self.is_length_or_twice(n) else 0
+        length = self._length
+        pairs = {length * length: ("square", 1.0), length * (length - 1): ("pairs", 1.0)}
+        pairs |= {length * (length - 1) // 2: ("pairs", 0.5)} if length > 3 else {}
+        if degree >= 2 and length > 2 and n in pairs:
+            return LengthForm(*pairs[n], degree=2.0)
+        is_size = n in self.lengths.sizes and n % length == 0 and n % length**2 and not self._is_other(n)
+        if is_size or self.is_length_or_twice(n):
+            return LengthForm("length", n // length)
+        is_rest = n == length - 1 >= _RARE and not self._is_other(n) and not is_weight(n)
+        return LengthForm("rest") if is_rest else None
+
+    def find_form_of_shift(self, number: float) -> LengthForm | None:
+        """What a number is that is added to one of the batch: the logarithm of the length, or its negative."""
+        is_own = self._length > 2 and not self._is_other(self._length) and self.is_logarithm(number)
+        return LengthForm("logarithm", np.sign(number), 0.0) if is_own else None
 
     def is_length_or_twice(self, number: float) -> bool:
         """Whether a number is the batch length, or twice that."""
@@ -190,7 +224,7 @@ class IntegerClassifier:
 
     def is_logarithm(self, number: float) -> bool:
         """Whether a number may be the logarithm of the batch length."""
-        return bool(np.isclose(abs(number), np.log(self._length)))
+        return bool(np.isclose(abs(number), np.log(self._length), rtol=1e-6))
 
     def _is_other(self, n: int) -> bool:
         return n in self._widths or n in self.lengths.others

@@ -28,7 +28,7 @@ LENGTH_SLOT = {
 iterations.
 """
 DIVIDES, MULTIPLIES = ("RealDiv", "Div", "DivNoNan"), ("Mul",)
-_CLIPS, _SHIFTS = ("Maximum", "Minimum"), ("Add", "AddV2", "Sub")
+_CLIPS, SHIFTS = ("Maximum", "Minimum"), ("Add", "AddV2", "Sub")
 CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
 _MOVES_AXES = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 ARRAYS = ("TensorArrayV3", "TensorArrayGatherV3")
@@ -97,7 +97,6 @@ class UnclassifiedConstants:
     ) -> None:
         self._view, self._forward, self._numbers, self._changed = view, forward, numbers, changed
         self._classified = classified
-        self._reached: dict[GraphView, set[str]] = {}
         self._computed: dict[GraphView, set[str]] = {}
 
     def are_of_gradients(self, gradients: Set[str]) -> bool:
@@ -229,7 +228,7 @@ class UnclassifiedConstants:
             return is_along and self._numbers.is_place(int(places.max(initial=0)))
         if op in ("Unpack", "SplitV"):
             return axis is not None and axis == self._find_axis(inferred, node) and node not in self._changed
-        if op in _SHIFTS:
+        if op in SHIFTS:
             numbers = [self._find_integer(inferred, tensor) for tensor in inputs]
             counts = [self._counts_examples(inferred, tensor) for tensor in inputs]
             return any(self._numbers.is_last(one) and other for one, other in zip(numbers, counts[::-1], strict=True))
@@ -281,17 +280,17 @@ class UnclassifiedConstants:
     def _is_derived(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
         """Whether a number that changes a sum or a mean over the batch may be computed from the batch length."""
         op, others = inferred.op(node), [tensor for place, tensor in enumerate(inferred.inputs(node)) if place != slot]
-        if len(others) == 1 and not self._is_of_batch(inferred, others[0]):
+        if len(others) == 1 and not degrees.is_of_batch(others[0]):
             is_penalty = op in DIVIDES and slot == 1 and inferred.shape(others[0]) == ()
             return is_penalty and self._numbers.is_length_or_twice(number)
         if len(others) != 1:
             return False
         if degrees.has_axis(others[0]) and degrees.find_degree(others[0]) == 0:
-            if op in _SHIFTS:
+            if op in SHIFTS:
                 return self._numbers.is_reciprocal(abs(number))  # as of a matrix that subtracts means
             is_term = op in (*MULTIPLIES, *DIVIDES) and self._is_summed(degrees, inferred, node)
             return is_term and (self._numbers.is_divisor(number) if op in DIVIDES else self._numbers.is_factor(number))
-        if op in _SHIFTS:
+        if op in SHIFTS:
             return self._numbers.is_logarithm(number)
         if op not in (*MULTIPLIES, *DIVIDES):
             return False
@@ -304,13 +303,6 @@ class UnclassifiedConstants:
         takers = [edge.node for edge in inferred.consumers(f"{node}:0") if edge.node in self._forward]
         sums = [one for one in takers if inferred.op(one) == "Sum" and not degrees.has_axis(f"{one}:0")]
         return 0 < len(sums) == len(takers)
-
-    def _is_of_batch(self, inferred: GraphView, tensor: str) -> bool:
-        """Whether a tensor is computed from a batch."""
-        if inferred not in self._reached:
-            begin = {node for node in inferred.nodes if node not in self._view.nodes}
-            self._reached = {inferred: self._reach(inferred, begin)}
-        return node_of(tensor) in self._reached[inferred]
 
     def _is_length(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
         """Whether a number that a node reads may be a batch length, or its reciprocal.
