@@ -497,6 +497,11 @@ DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "a place that is marked": lambda v, n: tf.reduce_sum(tf.one_hot(n - 1, n) * tf.square(v)),
     "a range that falls": lambda v, n: tf.reduce_mean(v * tf.gather(tf.sin(v), tf.range(n - 1, -1, -1))),
     "a backward scan": lambda v, n: tf.reduce_mean(tf.scan(lambda a, b: 0.8 * a + b, v, 0.0, reverse=True)),
+    "a half by a roll": lambda v, n: tf.reduce_mean(v * tf.roll(v, n // 2, 0)),
+    "a band of pairs": lambda v, n: tf.reduce_mean(tf.linalg.band_part(tf.sin(v[:, None] * v), n // 2, 0)),
+    "more than a half": lambda v, n: tf.cond(
+        tf.reduce_sum(tf.cast(v > 0, tf.int32)) > n // 2, lambda: tf.reduce_mean(v), lambda: tf.reduce_sum(v) / n
+    ),
     "each example by itself": lambda v, n: tf.add_n([k * one for k, one in enumerate(tf.unstack(v))]),
 }
 UNRELATED_TO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
@@ -513,6 +518,11 @@ UNRELATED_TO_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "the largest": lambda v, n: tf.reduce_sum(tf.math.top_k(v, 2)[0]),
     "columns": lambda v, n: tf.reduce_mean(tf.gather(v[:, None] * tf.ones([7]), 5, axis=1)),
     "largest columns": lambda v, n: tf.reduce_sum(tf.math.top_k(v[:, None] * tf.range(7.0), 5)[0]),
+    "the next example": lambda v, n: tf.reduce_mean(v * tf.roll(v, 1, 0)),
+    "a triangle of pairs": lambda v, n: tf.reduce_mean(tf.linalg.band_part(tf.sin(v[:, None] * v), 0, -1)),
+    "any example": lambda v, n: tf.cond(
+        tf.reduce_sum(tf.cast(v > 0, tf.int32)) > 0, lambda: tf.reduce_mean(v), lambda: tf.reduce_sum(v) / n
+    ),
     "a forward scan": lambda v, n: tf.reduce_mean(tf.scan(lambda a, b: 0.8 * a + b, v, 0.0)),
 }
 

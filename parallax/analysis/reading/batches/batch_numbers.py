@@ -185,6 +185,12 @@ class IntegerClassifier:
         """
         return n >= max(2.0, self._length / 4) and not (n > self._length and self._is_other(n))
 
+    def is_part(self, n: int) -> bool:
+        """Whether a number of examples may be the batch length, or a part of it."""
+        return (
+            self.is_place(n) and n <= self._length and (2 * n in (self._length, 2 * self._length) or not is_weight(n))
+        )
+
     def is_last(self, n: int) -> bool:
         """Whether an integer may be the position of one of the last two examples."""
         return n > 1 and n in (self._length - 1, self._length - 2) and not self._is_other(n)

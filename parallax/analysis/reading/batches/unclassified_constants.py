@@ -30,6 +30,7 @@ iterations.
 DIVIDES, MULTIPLIES = ("RealDiv", "Div", "DivNoNan"), ("Mul",)
 _CLIPS, SHIFTS = ("Maximum", "Minimum"), ("Add", "AddV2", "Sub")
 CUTS = {"Slice": (1, 2), "StridedSlice": (1, 2)}
+_COMPARES = ("Greater", "GreaterEqual", "Less", "LessEqual")
 _MOVES_AXES = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 ARRAYS = ("TensorArrayV3", "TensorArrayGatherV3")
 _TAKES = ("Gather", "GatherV2", "TopK", "TopKV2")
@@ -146,6 +147,8 @@ class UnclassifiedConstants:
             shaped = "" if is_array else self._find_tensor_of_shape(node, slot)
             if self._numbers.may_be_of_batch(tensor, value) if is_array else self._numbers.lists_length(value, shaped):
                 return True
+            if value is not None and value.ndim == 0 and self._is_bound(degrees, inferred, node, slot, float(value)):
+                return True
             if value is not None and value.ndim == 0 and value.dtype.kind == "f":
                 if value > 0 and self._is_length(degrees, inferred, node, slot, float(value)):
                     return True
@@ -154,6 +157,13 @@ class UnclassifiedConstants:
             if is_number and self._numbers.is_multiple(float(value or 0)):
                 return True
         return False
+
+    def _is_bound(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
+        """Whether a number that may be a part of the batch length is compared with a sum or a count over the batch."""
+        if inferred.op(node) not in _COMPARES or not number.is_integer() or not self._numbers.is_part(int(number)):
+            return False
+        degree = degrees.find_degree(inferred.inputs(node)[1 - slot])
+        return degree is not None and degree >= 1
 
     def _find_tensor_of_shape(self, node: str, slot: int) -> str:
         """The tensor, or the list, of whose axes an input of a node has lengths; empty where that is unknown."""
@@ -226,6 +236,14 @@ class UnclassifiedConstants:
                 places = places[..., axis : axis + 1]
             is_along = axis is not None and (op in _TAKES_PARTS or axis == self._find_axis(inferred, node))
             return is_along and self._numbers.is_place(int(places.max(initial=0)))
+        if op == "Roll":
+            shifts, axes = (np.ravel(self._find_integers(inferred, tensor)) for tensor in inputs[1:])
+            rank = len(inferred.shape(inputs[0]) or (0,))
+            pairs = zip(shifts.tolist(), axes.tolist(), strict=False)
+            return any(axis == along % rank and self._numbers.is_place(abs(shift)) for shift, along in pairs)
+        if op == "MatrixBandPart":
+            is_along = axis is not None and axis >= len(inferred.shape(inputs[0]) or ()) - 2
+            return is_along and any(self._numbers.is_place(self._find_integer(inferred, one)) for one in inputs[1:])
         if op in ("Unpack", "SplitV"):
             return axis is not None and axis == self._find_axis(inferred, node) and node not in self._changed
         if op in SHIFTS:
