@@ -164,7 +164,7 @@ MUTANTS = (
     Mutant(
         "a sum is divided by the fixed batch length of a worker",
         "analysis/reading/batches/batch_constants.py",
-        "        if factor and (batch := self.changes.find_batch(node.name)):",
+        "        if found is not None and (batch := self.changes.find_batch(node.name)):",
         "        if False and (batch := self.changes.find_batch(node.name)):",
         (*MIXED, "-k", "fixed_batch"),
     ),

@@ -12,7 +12,14 @@ from parallax.analysis.reading.batches.axis_pairs import find_store
 from parallax.analysis.reading.batches.batch_degrees import BatchDegrees
 from parallax.analysis.reading.batches.batch_numbers import IntegerClassifier
 from parallax.analysis.reading.batches.find_open_batches import SOURCES
-from parallax.analysis.reading.batches.open_lengths import LISTS, SHAPE_SLOT, find_open_axis, find_shape_slots, reach
+from parallax.analysis.reading.batches.open_lengths import (
+    LISTS,
+    SHAPE_SLOT,
+    find_open_axis,
+    find_selected_entries,
+    find_shape_slots,
+    reach,
+)
 from parallax.base.types import Array, NodeDef
 from parallax.graph.ops import ELEMENTWISE
 from parallax.graph.view import VARIABLES, GraphView, node_of
@@ -145,7 +152,11 @@ class UnclassifiedConstants:
             is_array = not is_shape and not has_only_widths(self._view, node, slot)
             is_array = is_array and not self._lies_along_widths(inferred, node, slot)
             shaped = "" if is_array else self._find_tensor_of_shape(node, slot)
-            if self._numbers.may_be_of_batch(tensor, value) if is_array else self._numbers.lists_length(value, shaped):
+            is_entry = value is not None and value.ndim == 1 and (inferred.op(node), slot) == ("StridedSlice", 0)
+            listed = value[find_selected_entries(self._view, node)] if value is not None and is_entry else value
+            is_long = is_array and value is not None and self._numbers.may_have_batch(tensor, value.shape)
+            is_list = listed is not None and (listed.ndim < 2 or not is_array)
+            if is_long or (is_list and self._numbers.lists_length(listed, shaped)):
                 return True
             if value is not None and value.ndim == 0 and self._is_bound(degrees, inferred, node, slot, float(value)):
                 return True
