@@ -80,6 +80,7 @@ def _batch(d: Draft) -> None:
     if d.chance(0.12):
         fed_before(d)
     d.add(f"n = {'tf.shape(i0)[0]' if d.is_open else 'rows'}")
+    d.add(f"size = {'tf.cast(n, F)' if d.is_open or d.chance(0.3) else 'float(n)'}")
     d.counts |= {"i": 0, "s": 0}
     d.ids.append(("i0", 11))
 

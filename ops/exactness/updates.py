@@ -36,7 +36,7 @@ def loss(d: Draft) -> None:
     if kind < 0.55:
         d.add("loss = tf.reduce_mean(per_row)", is_kept=True, plain=PLAIN_LOSS)
     elif kind < 0.65:
-        d.add("loss = tf.reduce_sum(per_row) / tf.cast(n, F)", is_kept=True, plain=PLAIN_LOSS)
+        d.add("loss = tf.reduce_sum(per_row) / size", is_kept=True, plain=PLAIN_LOSS)
     elif kind < 0.75:
         d.add(
             "loss = v1.losses.compute_weighted_loss(per_row, reduction=v1.losses.Reduction.MEAN)",
