@@ -474,6 +474,7 @@ DERIVED_FROM_LENGTH: dict[str, Callable[[Any, int], Any]] = {
     "a mean of widths of all pairs": lambda v, n: (
         tf.reduce_sum(tf.square(v[:, None] - v[None])[..., None] * [1.0, 2.0, 3.0]) / (3 * n * n)
     ),
+    "a logarithm of a sum by the length": lambda v, n: tf.reduce_logsumexp(v) / n,
     "half a variance without bias": lambda v, n: tf.reduce_sum(tf.square(v - tf.reduce_mean(v))) / (2 * (n - 1)),
     "a mean by twice the length": lambda v, n: tf.reduce_mean(tf.square(v)) * (2 * n),
     "a penalty by the length": lambda v, n: tf.reduce_mean(v) + tf.nn.l2_loss(v1.get_variable("u", [3])) / n,
@@ -570,6 +571,9 @@ SUMS_OF_PAIRS: dict[str, Callable[[Any, Any, int], Any]] = {
     "neighbors by the length": lambda pairs, rows, n: tf.reduce_mean(tf.square(pairs @ rows / n)),
     "products by the length": lambda pairs, rows, n: tf.reduce_mean(tf.einsum("bi,ci->b", rows, tf.tanh(rows)) / n),
     "shares of neighbors": lambda pairs, rows, n: tf.reduce_mean(tf.square(tf.nn.softmax(pairs) @ rows)),
+    "logarithms of sums by the length": lambda pairs, rows, n: (
+        tf.reduce_sum(rows[:, 0] - tf.math.log(tf.cumsum(tf.exp(rows[:, 1])))) / n
+    ),
     "a cumulative sum by the length": lambda pairs, rows, n: tf.reduce_mean(tf.square(tf.cumsum(rows) / n)),
 }
 

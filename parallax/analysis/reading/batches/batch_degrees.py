@@ -45,6 +45,9 @@ QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
 _SCALED = (*AS_FIRST, *AS_MOST, *QUOTIENTS, "IdentityN", "Max", "Mean", "Min", "Mul", "Sum")
 """Ops whose result is multiplied by a factor of their inputs."""
 POWERS = {"Inv": -1.0, "L2Loss": 2.0, "Reciprocal": -1.0, "Rsqrt": -0.5, "Sqrt": 0.5, "Square": 2.0}
+_LOGARITHMS = ("Log", "Log1p")
+_OF_LOGARITHM = 2.0**-20
+"""The degree of a logarithm of the batch length, which grows more slowly than any power: it adds up exactly."""
 _STATISTICS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 _OF_LISTS = """
     TensorArrayConcatV3 TensorArrayGatherV3 TensorArrayReadV3 TensorArrayWriteV3 TensorListConcatV2 TensorListGather
@@ -309,6 +312,8 @@ class BatchDegrees:
             return degrees[0] - degrees[1]
         if op in POWERS:
             return degrees[0] * POWERS[op] + sums
+        if op in _LOGARITHMS:
+            return _OF_LOGARITHM if degrees[0] else 0.0
         if op == "SquaredDifference":
             return 2.0 * max(degrees)
         if op == "Pow" and (power := seen.constant(inputs[1])) is not None and power.ndim == 0:

@@ -158,7 +158,7 @@ class UnclassifiedConstants:
             is_list = listed is not None and (listed.ndim < 2 or not is_array)
             if is_long or (is_list and self._numbers.lists_length(listed, shaped)):
                 return True
-            if value is not None and value.ndim == 0 and self._is_bound(degrees, inferred, node, slot, float(value)):
+            if value is not None and value.ndim == 0 and self._is_bound(degrees, inferred, node, slot, value):
                 return True
             if value is not None and value.ndim == 0 and value.dtype.kind == "f":
                 if value > 0 and self._is_length(degrees, inferred, node, slot, float(value)):
@@ -169,9 +169,10 @@ class UnclassifiedConstants:
                 return True
         return False
 
-    def _is_bound(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, number: float) -> bool:
+    def _is_bound(self, degrees: BatchDegrees, inferred: GraphView, node: str, slot: int, value: Array) -> bool:
         """Whether a number that may be a part of the batch length is compared with a sum or a count over the batch."""
-        if inferred.op(node) not in _COMPARES or not number.is_integer() or not self._numbers.is_part(int(number)):
+        number = float(value) if inferred.op(node) in _COMPARES else 0.0
+        if not number.is_integer() or not self._numbers.is_part(int(number)):
             return False
         degree = degrees.find_degree(inferred.inputs(node)[1 - slot])
         return degree is not None and degree >= 1
