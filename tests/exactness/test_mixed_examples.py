@@ -28,6 +28,7 @@ def program_of(feature: str = "{h}", loss: str = PLAIN, more: str = "", **feeds:
             Statement('ids = v1.placeholder(tf.int64, [rows], name="ids")'),
             Statement('y = v1.placeholder(F, [rows], name="y")'),
             Statement("n = tf.shape(ids)[0] if rows is None else rows"),
+            Statement("size = tf.cast(n, F) if rows is None else float(n)"),
             Statement('emb = v1.get_variable("emb", [13, 4], F)'),
             Statement('w = v1.get_variable("w", [4, 1], F)'),
             Statement(f"h = {feature.format(h='tf.gather(emb, ids)', i='ids')}"),
